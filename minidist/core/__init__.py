@@ -1,0 +1,1 @@
+"""core: the ground floor: arithmetic of layouts, process groups, collectives and the tape they leave."""
