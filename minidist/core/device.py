@@ -1,0 +1,95 @@
+"""Devices. The only file that says "cuda": everything else asks here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Host = TypeVar("Host", float, int, bool, list)
+
+
+def gpu_count() -> int:
+    """GPUs that torch can use; 0 on a CPU build or a machine without one. Does not initialise them (NVML asks)."""
+    return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
+
+
+def gpu_facts() -> list[dict]:
+    """Name, memory in bytes and compute capability of each GPU; [] where there is none. Initialises them."""
+    facts = []
+    for i in range(gpu_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        facts.append({"name": gpu.name, "memory": gpu.total_memory, "capability": f"{gpu.major}.{gpu.minor}"})
+    return facts
+
+
+def nccl_version() -> str | None:
+    """Version of the NCCL that this torch brings, or None."""
+    import torch.distributed as dist
+
+    if not (torch.backends.cuda.is_built() and dist.is_nccl_available()):
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def for_rank(rank: int, ranks: int) -> torch.device:
+    """The device of a rank: its own GPU where each local rank can have one, else the CPU.
+
+    `LOCAL_RANK` and `LOCAL_WORLD_SIZE` of torchrun's contract count the ranks of this host; else all are taken to be here.
+    """
+    local, here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if 0 < here <= gpu_count():
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
+    return torch.device("cpu")
+
+
+def backend_for(device: torch.device) -> str:
+    """The torch.distributed backend whose collectives take this device's tensors without a copy."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def is_gpu(x: Tensor | torch.device) -> bool:
+    """Whether a tensor or device is on a GPU."""
+    return (x.device if isinstance(x, Tensor) else x).type == "cuda"
+
+
+def name_of(device: torch.device) -> str:
+    """The name that `core.hardware` looks up: the GPU's, or "cpu"."""
+    return torch.cuda.get_device_properties(device).name if is_gpu(device) else "cpu"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all work launched on the device is done. Nothing to do on a CPU, where launching is doing."""
+    if is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def side_stream(device: torch.device) -> Callable[[], AbstractContextManager]:
+    """A factory of contexts that launch on a second stream of a GPU, so that a copy can overlap arithmetic; no-op on CPU."""
+    if not is_gpu(device):
+        return nullcontext
+    stream = torch.cuda.Stream(device)
+    return lambda: torch.cuda.stream(stream)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes the allocator has held on a GPU since the start, or None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if is_gpu(device) else None
+
+
+def host(x: Tensor, *, expect: Host) -> Host:
+    """Read a device value on the host: the one place where the step waits for the device.
+
+    A scalar comes back as Python's number, anything else as a list. `expect` is what a dry run, whose tensors hold no
+    values, goes on with (finite, all tokens valid, tokens spread evenly over experts).
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(x, FakeTensor) or x.is_meta:
+        return expect
+    return x.item() if x.dim() == 0 else x.tolist()
