@@ -1,0 +1,1 @@
+"""Training: configuration, step, loop, optimizer, schedule, metrics, evaluation, generation."""

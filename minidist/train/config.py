@@ -1,0 +1,282 @@
+"""The configuration of a run: what can be set, what each setting means, and every check that needs no rank.
+
+A run is a TOML file (or the name of a recipe shipped with the package) with typed overrides on top:
+`minidist train tiny --train.steps 50 --layout.dp=2`. `load` reads it, `check` refuses in plain words what cannot
+work, `dumps` writes the resolved whole. The text under a field is what `minidist train --help` prints.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from minidist.core.layout import AXES, Layout
+from minidist.model import ModelConfig
+from minidist.train import settings
+
+
+def _runs() -> str:
+    return os.environ.get("MINIDIST_RUNS") or "runs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run lives and what its randomness starts from."""
+
+    name: str = "run"
+    """name of the run: its files lie in the folder DIR/NAME"""
+    dir: str = field(default_factory=_runs)
+    """the folder that holds runs; $MINIDIST_RUNS where that is set"""
+    seed: int = 1
+    """of the initial weights, the order of samples and dropout; none of them depends on the layout"""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run: config.toml, metrics.jsonl, loss.png and checkpoints/ lie in it."""
+        return Path(self.dir) / self.name
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text and its tokens."""
+
+    source: str = "stdlib"
+    """"stdlib" (the source text of this Python's standard library, no download), a text file, a folder of text files,
+    or a token file made by `minidist data build`"""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    """"bytes" (256 tokens) or "bpe" (trained on the text, model.vocab tokens)"""
+    validation: float = 0.05
+    """share of the text that is held out, in whole documents from its end; never trained on"""
+    prefetch: int = 2
+    """optimizer steps whose tokens are read ahead by a thread; 0 reads them when they are needed"""
+
+
+@dataclass(frozen=True)
+class Train:
+    """The length and the batch of the run."""
+
+    steps: int = 200
+    """optimizer steps"""
+    global_batch: int = 24
+    """sequences an optimizer step, over all ranks; need not divide by layout.dp"""
+    micro_batch: int = 8
+    """most sequences that one rank runs forward at once"""
+    accumulation: int | None = None
+    """micro-batches a rank runs before each optimizer step. Follows from the batch sizes; state it to have
+    layout.dp x micro_batch x accumulation = global_batch checked"""
+    seq_len: int = 256
+    """tokens of a sequence"""
+    eval_every: int = 100
+    """steps between two evaluations on the held-out part; 0 evaluates only after the last step"""
+    eval_batches: int = 0
+    """most micro-batches a rank evaluates; 0 takes every held-out sequence exactly once"""
+    sample_tokens: int = 200
+    """tokens of the sample that is printed after the last step; 0 prints none"""
+    sample_prompt: str = "def "
+    """the text that the sample goes on from"""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer and its learning rate."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """adamw (Loshchilov and Hutter, 2019) or sgd"""
+    lr: float = 1e-3
+    """peak learning rate"""
+    warmup: int = 20
+    """optimizer steps over which the learning rate rises linearly to lr"""
+    min_lr_ratio: float = 0.1
+    """the cosine ends at this share of lr; 1 keeps the rate constant after the warm-up"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """adamw: decay of the first and second moment"""
+    eps: float = 1e-8
+    """adamw: added to the root of the second moment"""
+    momentum: float = 0.0
+    """sgd: share of the last update that is kept"""
+    weight_decay: float = 0.1
+    """applied to matrices only, never to norms; adamw takes it from the weights, sgd adds it to the gradients"""
+    clip: float = 1.0
+    """largest norm of the whole gradient; larger ones are scaled down to it. 0 never clips"""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The number format of weights, activations and gradients."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """of weights, activations and gradients; bfloat16 keeps fp32 master weights and moments, float64 is for proofs"""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What is said while the run goes on."""
+
+    print_every: int = 10
+    """steps between two lines of a log; a terminal shows every step. metrics.jsonl always has them all"""
+    plot: bool = True
+    """draw the loss curves into loss.png after the last step"""
+    peak_tflops: float = 0.0
+    """10^12 FLOPs a second of one device at its best, for MFU; 0 looks the device up, and MFU is left out
+    where it is not known"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run, by section."""
+
+    run: Run
+    model: ModelConfig
+    data: Data
+    layout: Layout
+    train: Train
+    optim: Optim
+    precision: Precision
+    metrics: Metrics
+
+
+def recipes() -> dict[str, Path]:
+    """The run configurations shipped with the package, by name."""
+    folder = Path(str(resources.files("minidist"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(name: str | Path, overrides: list[str] | None = None, *, ranks: int | None = None) -> Config:
+    """The configuration in a TOML file, or of a recipe by name, with `--section.key value` overrides on top.
+
+    The run is called like its file unless `run.name` says otherwise. With `ranks`, and layout.dp stated nowhere,
+    layout.dp becomes what the other axes leave of them. Raises ValueError with key, value and remedy.
+    """
+    path = _find(str(name))
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid TOML, {error}") from None
+    settings.build(Config, tree, where=f"{path}: ")  # so that a fault of the file is reported with its name
+    tree = settings.override(Config, tree, overrides or [])
+    tree.setdefault("run", {}).setdefault("name", path.stem)
+    stated = tree.setdefault("layout", {})
+    if ranks and "dp" not in stated:
+        others = settings.build(Config, tree).layout
+        stated["dp"] = max(1, ranks // (others.world_size // others.dp))
+    return settings.build(Config, tree)
+
+
+def loads(text: str) -> Config:
+    """The configuration in a TOML text, such as the config.toml of a run."""
+    return settings.build(Config, tomllib.loads(text))
+
+
+def dumps(config: Config) -> str:
+    """The whole resolved configuration as TOML; `loads` gives an equal one back."""
+    return settings.dumps(config)
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The whole resolved configuration as plain dictionaries, for a manifest."""
+    return settings.to_tree(config)
+
+
+def from_dict(tree: dict[str, dict[str, Any]]) -> Config:
+    """The configuration that `to_dict` gave, as found in a manifest."""
+    return settings.build(Config, tree, where="manifest: ")
+
+
+def help_text() -> str:
+    """All fields with type, default and documentation."""
+    return settings.help_text(Config)
+
+
+def replaced(config: Config, section: str, **changes: Any) -> Config:
+    """The configuration with some keys of one section changed."""
+    return replace(config, **{section: replace(getattr(config, section), **changes)})
+
+
+def _find(name: str) -> Path:
+    shipped = recipes()
+    if name in shipped:
+        return shipped[name]
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or os.sep in name:
+        raise ValueError(f"{name}: no such file, give a TOML file or one of the recipes {', '.join(shipped)}")
+    raise ValueError(f"there is no recipe {name!r}: {settings.nearest(name, shipped)} A path to a TOML file works too")
+
+
+LEAST = {  # key -> the smallest legal value
+    "data.prefetch": 0,
+    "train.steps": 1,
+    "train.global_batch": 1,
+    "train.micro_batch": 1,
+    "train.accumulation": 1,
+    "train.seq_len": 1,
+    "train.eval_every": 0,
+    "train.eval_batches": 0,
+    "train.sample_tokens": 0,
+    "optim.lr": 0.0,
+    "optim.warmup": 0,
+    "optim.min_lr_ratio": 0.0,
+    "optim.eps": 0.0,
+    "optim.momentum": 0.0,
+    "optim.weight_decay": 0.0,
+    "optim.clip": 0.0,
+    "metrics.print_every": 1,
+    "metrics.peak_tflops": 0.0,
+}
+
+
+ACTS_WITH = {"betas": "adamw", "eps": "adamw", "momentum": "sgd"}
+
+
+def check(config: Config, ranks: int = 1) -> None:
+    """Refuse, before any rank starts, what cannot work on `ranks` ranks. ValueError with key, value and remedy.
+
+    What needs the text itself (a missing or empty corpus, one shorter than a sequence) the data side refuses.
+    """
+    for key, least in LEAST.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{key} = {value}: give at least {least}")
+    _check_layout(config, ranks)
+    _check_batch(config)
+    model, data, optim = config.model, config.data, config.optim
+    if not 0 < data.validation < 1:
+        raise ValueError(f"data.validation = {data.validation}: give a share between 0 and 1, such as 0.05")
+    if data.tokenizer == "bytes" and model.vocab < 256:
+        raise ValueError(f"model.vocab = {model.vocab} is less than the 256 tokens of data.tokenizer = bytes: use 256")
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        raise ValueError(f"optim.betas = {list(optim.betas)}: give numbers from 0 to below 1, such as 0.9,0.95")
+    for key, name in ACTS_WITH.items():
+        if optim.name != name and getattr(optim, key) != getattr(Optim(), key):
+            raise ValueError(f"optim.{key} acts with optim.name = {name} only, not with {optim.name}: leave it out")
+
+
+def _check_layout(config: Config, ranks: int) -> None:
+    layout, model = config.layout, config.model
+    for axis, size in ((axis, getattr(layout, axis)) for axis in (*AXES, "ep")):
+        if axis != "dp" and size > 1:
+            raise ValueError(f"layout.{axis} = {size}: this version trains along dp only, use layout.{axis} = 1")
+    if layout.shard:
+        raise ValueError(f"layout.shard = {layout.shard}: this version keeps the whole state on every rank, use 0")
+    layout.expect_ranks(ranks)
+    layout.expect_model(layers=model.layers, heads=model.heads, kv_heads=model.kv_heads, ffn=model.ffn)
+    layout.expect_batch(global_batch=config.train.global_batch, seq_len=config.train.seq_len)
+
+
+def _check_batch(config: Config) -> None:
+    train, dp = config.train, config.layout.dp
+    if train.accumulation is None:
+        return
+    product = dp * train.micro_batch * train.accumulation
+    if product != train.global_batch:
+        raise ValueError(
+            f"train.accumulation = {train.accumulation}: layout.dp {dp} x train.micro_batch {train.micro_batch} x "
+            f"train.accumulation {train.accumulation} = {product}, but train.global_batch = {train.global_batch}: "
+            f"change one of them, or leave train.accumulation out"
+        )
