@@ -104,8 +104,8 @@ class Board:
         written = packed >> 32
         for i in range(written - 1, max(-1, written - 1 - ENTRIES), -1):
             entry = self._entry(rank, i)
-            if entry and (entry["group"], entry["seq"]) == key:
-                return entry
+            if entry and entry["group"] == key[0] and entry["seq"] <= key[1]:  # numbers only grow: smaller means not yet
+                return entry if entry["seq"] == key[1] else None
         return None
 
     def _head(self, rank: int, status: str, number: int = 0) -> None:

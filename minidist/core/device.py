@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -67,19 +65,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until all work launched on the device is done. Nothing to do on a CPU, where launching is doing."""
     if is_gpu(device):
         torch.cuda.synchronize(device)
-
-
-def side_stream(device: torch.device) -> Callable[[], AbstractContextManager]:
-    """A factory of contexts that launch on a second stream of a GPU, so that a copy can overlap arithmetic; no-op on CPU."""
-    if not is_gpu(device):
-        return nullcontext
-    stream = torch.cuda.Stream(device)
-    return lambda: torch.cuda.stream(stream)
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Most bytes the allocator has held on a GPU since the start, or None on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if is_gpu(device) else None
 
 
 def host(x: Tensor, *, expect: Host) -> Host:

@@ -89,7 +89,9 @@ class Layout:
             product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
             rest = self.pp * self.cp * self.tp
             fix = f"set layout.dp = {ranks // rest}" if ranks % rest == 0 and ranks >= rest else "change one of the axes"
-            raise ValueError(f"layout: {product} = {self.world_size} ranks, but {ranks} were started: {fix}, or start {self.world_size}")
+            raise ValueError(
+                f"layout: {product} = {self.world_size} ranks, but {ranks} were started: {fix}, or start {self.world_size}"
+            )
 
     def expect_model(self, *, layers: int, heads: int, kv_heads: int, ffn: int, experts: int = 0) -> None:
         """Refuse a model that this layout cannot cut evenly, naming both numbers."""
@@ -106,7 +108,9 @@ class Layout:
                     f"use {axis} = {best}, or a model whose {what} is a multiple of {size}"
                 )
         if self.pp > layers:
-            raise ValueError(f"layout.pp = {self.pp} is more than model.layers = {layers}: use pp <= {layers}, a stage needs a layer")
+            raise ValueError(
+                f"layout.pp = {self.pp} is more than model.layers = {layers}: use pp <= {layers}, a stage needs a layer"
+            )
 
     def expect_batch(self, *, global_batch: int, seq_len: int) -> None:
         """Refuse a batch of `global_batch` sequences of `seq_len` tokens that leaves a rank with nothing."""

@@ -59,9 +59,7 @@ class Slice:
 
     def __post_init__(self):
         for box in self.boxes:
-            inside = box.kind == PAD or all(
-                0 <= a <= b <= n for a, b, n in zip(box.start, box.stop, self.shape, strict=True)
-            )
+            inside = box.kind == PAD or all(0 <= a <= b <= n for a, b, n in zip(box.start, box.stop, self.shape, strict=True))
             assert inside, f"{self.name}: box {box} leaves the whole {self.shape}"
         a, b = self.range
         assert 0 <= a <= b <= sum(box.numel for box in self.boxes), f"{self.name}: flat range [{a}, {b}) leaves its boxes"

@@ -2,7 +2,7 @@
 
 `payload` is measured: the bytes of the whole logical tensor (an all-gather's output, a reduce-scatter's input). `sent` is
 booked: what this rank sends under the bandwidth-optimal algorithm, which backends may exceed (gloo's reduce-scatter moves
-an all-reduce's bytes). Chan et al. 2007, "Collective communication: theory, practice, and experience", section 4, has the bounds.
+an all-reduce's bytes). The bounds: Chan et al. 2007, "Collective communication: theory, practice, and experience", section 4.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Tape:
 def booked(op: str, payload: int, n: int, at_root: bool = False) -> Bytes:
     """Bytes a rank sends for `payload` bytes of the whole tensor among `n` ranks, bandwidth-optimally.
 
-    all-reduce 2(n-1)/n; all-gather and reduce-scatter (n-1)/n; broadcast: the root's payload handed on once by all but
-    the last of a ring, booked as (n-1)/n of it for every rank (scatter + all-gather would send twice that); gather:
-    1/n by every rank but the root; send all of it; recv and barrier nothing.
+    all-reduce 2(n-1)/n of it; all-gather, reduce-scatter and even all-to-all (n-1)/n; broadcast (n-1)/n, the mean over
+    the ranks of a tree in which all but one pass it on once; gather 1/n by every rank but the root; send all of it;
+    recv and barrier nothing. Uneven all-to-alls are booked by their splits instead.
     """
     if n == 1:
         return 0
