@@ -12,11 +12,14 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minidist.core.layout import AXES, Layout
-from minidist.model import ModelConfig
+from minidist.model.config import ModelConfig
 from minidist.train import settings
+
+if TYPE_CHECKING:
+    from minidist.data.corpus import Corpus
 
 
 def _runs() -> str:
@@ -45,12 +48,11 @@ class Data:
     """The text and its tokens."""
 
     source: str = "stdlib"
-    """"stdlib" (the source text of this Python's standard library, no download), a text file, a folder of text files,
-    or a token file made by `minidist data build`"""
-    tokenizer: Literal["bytes", "bpe"] = "bytes"
-    """"bytes" (256 tokens) or "bpe" (trained on the text, model.vocab tokens)"""
-    validation: float = 0.05
-    """share of the text that is held out, in whole documents from its end; never trained on"""
+    """"stdlib" (the source text of this Python's own standard library, no download) or a folder made by
+    `minidist data build`"""
+    tokenizer: str | None = None
+    """byte (256 tokens) or bpe:N (N tokens, trained on the text). Default: byte for stdlib; a built folder has its own,
+    and stating another one is refused"""
     prefetch: int = 2
     """optimizer steps whose tokens are read ahead by a thread; 0 reads them when they are needed"""
 
@@ -72,8 +74,8 @@ class Train:
     """tokens of a sequence"""
     eval_every: int = 100
     """steps between two evaluations on the held-out part; 0 evaluates only after the last step"""
-    eval_batches: int = 0
-    """most micro-batches a rank evaluates; 0 takes every held-out sequence exactly once"""
+    eval_samples: int = 0
+    """held-out sequences of an evaluation during the run, spread evenly; 0 takes all. The last evaluation takes all"""
     sample_tokens: int = 200
     """tokens of the sample that is printed after the last step; 0 prints none"""
     sample_prompt: str = "def "
@@ -216,7 +218,7 @@ LEAST = {  # key -> the smallest legal value
     "train.accumulation": 1,
     "train.seq_len": 1,
     "train.eval_every": 0,
-    "train.eval_batches": 0,
+    "train.eval_samples": 0,
     "train.sample_tokens": 0,
     "optim.lr": 0.0,
     "optim.warmup": 0,
@@ -236,7 +238,7 @@ ACTS_WITH = {"betas": "adamw", "eps": "adamw", "momentum": "sgd"}
 def check(config: Config, ranks: int = 1) -> None:
     """Refuse, before any rank starts, what cannot work on `ranks` ranks. ValueError with key, value and remedy.
 
-    What needs the text itself (a missing or empty corpus, one shorter than a sequence) the data side refuses.
+    What needs the text itself (a missing or empty corpus, one shorter than a sequence) `open_corpus` refuses.
     """
     for key, least in LEAST.items():
         section, name = key.split(".")
@@ -245,16 +247,36 @@ def check(config: Config, ranks: int = 1) -> None:
             raise ValueError(f"{key} = {value}: give at least {least}")
     _check_layout(config, ranks)
     _check_batch(config)
-    model, data, optim = config.model, config.data, config.optim
-    if not 0 < data.validation < 1:
-        raise ValueError(f"data.validation = {data.validation}: give a share between 0 and 1, such as 0.05")
-    if data.tokenizer == "bytes" and model.vocab < 256:
-        raise ValueError(f"model.vocab = {model.vocab} is less than the 256 tokens of data.tokenizer = bytes: use 256")
+    optim = config.optim
     if not all(0 <= beta < 1 for beta in optim.betas):
         raise ValueError(f"optim.betas = {list(optim.betas)}: give numbers from 0 to below 1, such as 0.9,0.95")
     for key, name in ACTS_WITH.items():
         if optim.name != name and getattr(optim, key) != getattr(Optim(), key):
             raise ValueError(f"optim.{key} acts with optim.name = {name} only, not with {optim.name}: leave it out")
+
+
+def open_corpus(config: Config) -> Corpus:
+    """The corpus of a run, built on first use, refused where it does not fit: ValueError with key, value and remedy.
+
+    Any number of processes may call it at once.
+    """
+    from minidist.data import corpus, windows
+
+    data, model = config.data, config.model
+    opened = corpus.load(data.source, data.tokenizer or "byte")
+    name = opened.tokenizer.name
+    if data.source != corpus.STDLIB and data.tokenizer not in (None, name):
+        raise ValueError(
+            f"data.tokenizer = {settings.show(data.tokenizer)}: {data.source} was built with {name}, "
+            f"leave data.tokenizer out or build the folder anew"
+        )
+    if model.vocab < opened.tokenizer.vocab:
+        raise ValueError(
+            f"model.vocab = {model.vocab} is less than the {opened.tokenizer.vocab} tokens of {name}: "
+            f"use model.vocab = {opened.tokenizer.vocab}"
+        )
+    windows.Windows(opened.train, config.train.seq_len, config.run.seed)  # refuses a corpus below one sequence
+    return opened
 
 
 def _check_layout(config: Config, ranks: int) -> None:

@@ -33,9 +33,7 @@ def build(cls: type[C], tree: Tree, where: str = "") -> C:
     for section, section_cls in hints.items():
         given = tree.get(section, {})
         if not isinstance(given, dict):
-            raise ValueError(
-                f"{where}{section} = {show(given)}: this is a section, write [{section}] and its keys below"
-            )
+            raise ValueError(f"{where}{section} = {show(given)}: this is a section, write [{section}] and its keys below")
         sections[section] = _build_section(section_cls, section, given, where)
     return cls(**sections)
 
