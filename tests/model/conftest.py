@@ -1,0 +1,12 @@
+"""One thread: these tensors are tiny, and two threads on two busy cores make the tests ten times slower."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
