@@ -11,7 +11,7 @@ from torch import nn
 from minidist.core import comm
 from minidist.core.device import host
 from minidist.core.mesh import Mesh
-from minidist.data import Batch
+from minidist.data.batch import Batch
 from minidist.model.loss import count_valid, loss_sum
 from minidist.train import metrics
 

@@ -1,0 +1,87 @@
+"""From a configuration to everything a run needs: text, model, runtime. Used by training, evaluation and tests alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from minidist.core.mesh import Mesh
+from minidist.data import corpus
+from minidist.data.corpus import Corpus
+from minidist.data.loader import Loader
+from minidist.data.windows import Windows
+from minidist.parallel.parallelize import parallelize
+from minidist.parallel.zero import Zero
+from minidist.train.config import Config
+from minidist.train.step import Step
+
+
+@dataclass
+class Job:
+    """One rank's part of a run."""
+
+    config: Config
+    mesh: Mesh
+    corpus: Corpus
+    zero: Zero
+    step: Step
+
+    def loader(self, position: int = 0) -> Loader:
+        """This rank's micro-batches from sample `position` of the stream on."""
+        train, data = self.config.train, self.config.data
+        windows = Windows(self.corpus.train, train.seq_len, self.config.run.seed)
+        group = self.mesh.group("dp")
+        return Loader(windows, group.rank, group.size, train.global_batch, train.micro_batch, position, data.prefetch)
+
+
+def open_text(config: Config) -> Corpus:
+    """The corpus of a run, built on first use. ValueError, before any rank starts, where it cannot serve this run."""
+    stated = config.data.tokenizer
+    found = corpus.load(config.data.source, stated or "byte")
+    if stated and found.tokenizer.name != stated:
+        raise ValueError(
+            f"data.tokenizer = {stated}: {found.path} was built with {found.tokenizer.name}; leave data.tokenizer out, or "
+            f"build the text again with --tokenizer {stated}"
+        )
+    if found.tokenizer.vocab > config.model.vocab:
+        raise ValueError(
+            f"model.vocab = {config.model.vocab} is less than the {found.tokenizer.vocab} tokens of the text's tokenizer "
+            f"{found.tokenizer.name}: use model.vocab = {found.tokenizer.vocab}"
+        )
+    Windows(found.train, config.train.seq_len, config.run.seed)  # refuses a text shorter than one sequence
+    return found
+
+
+def build(mesh: Mesh, config: Config) -> Job:
+    """This rank's part of the run that `config` describes. Every rank of the mesh calls it."""
+    text = open_text(config)
+    zero = parallelize(config.model, mesh, seed=config.run.seed, dtype=getattr(torch, config.precision.dtype))
+    return Job(config, mesh, text, zero, Step(zero, mesh, config))
+
+
+def claim_folder(mesh: Mesh, config: Config) -> Config:
+    """Give the run a folder of its own: DIR/NAME, or NAME-2, NAME-3, ... where that exists, so that no run replaces another.
+
+    Rank 0 makes it and tells the others. Returns the configuration with the name that was found.
+    """
+    from minidist.core import comm
+
+    number = torch.zeros(1, dtype=torch.int64, device=mesh.device)
+    name = config.run.name
+    if mesh.rank == 0:
+        number[0] = next(n for n in range(1, 10**6) if _make(_numbered(config, name, n)))
+    comm.broadcast(number, mesh.world, src=0, tag="control")
+    return _numbered(config, name, int(number))
+
+
+def _numbered(config: Config, name: str, number: int) -> Config:
+    return replace(config, run=replace(config.run, name=name if number == 1 else f"{name}-{number}"))
+
+
+def _make(config: Config) -> bool:
+    try:
+        config.run.folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
