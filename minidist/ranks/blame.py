@@ -34,7 +34,8 @@ def failure(outcomes: dict[int, Outcome], states: dict[int, RankState], log: str
     report = "\n\n".join([parts[0], "\n".join(parts[1:])]).rstrip()
     if outcome.kind == "died":
         return RankDied(report, rank, outcome.value)
-    return RankError(report, rank, error["kind"], error["traceback"])
+    same = sorted(other for other in outcomes if outcomes[other].kind == "error" and _same(outcomes[other], outcome))
+    return RankError(report, same, error["kind"], error["traceback"])
 
 
 def culprit(outcomes: dict[int, Outcome]) -> int:

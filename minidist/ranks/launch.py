@@ -89,7 +89,7 @@ class Launcher:
         """Learn which processes have ended. Raises RuntimeError if none can be started any more."""
 
     def last_words(self, ticket: str) -> str:
-        """The end of a rank's log."""
+        """The end of a rank's log; "" if it wrote nothing below Python."""
         return tail(self.door.path(f"rank-{ticket.rpartition(':')[2]}.log"))
 
     def exit_code(self, pid: int, wait_s: float = 1.0) -> int | None:
@@ -118,7 +118,7 @@ class ZygoteLauncher(Launcher):
             if caller:
                 self.connection = caller[0]
             elif self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"ranks cannot start: {tail(self.door.path('zygote.log'))}")
+                raise RuntimeError(f"ranks cannot start: {tail(self.door.path('zygote.log')) or 'its log is empty'}")
         self._tell("fork", modules, tickets, self.door.path("rank-"))
 
     def signal(self, pids: list[int], number: int) -> None:
@@ -215,9 +215,7 @@ def start_python(module: str, arguments: list[str], door: Door, log: str) -> sub
 
 
 def tail(path: str, lines: int = 12) -> str:
-    """The last lines of a log, or words that say it is empty."""
+    """The last lines of a log."""
     with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        text = "\n".join(file.read().rstrip().splitlines()[-lines:])
-        if text:
-            return text
-    return "(nothing in its log)"
+        return "\n".join(file.read().rstrip().splitlines()[-lines:])
+    return ""

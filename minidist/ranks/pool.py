@@ -84,8 +84,6 @@ class Pool:
         self.launcher.signal([member.pid for member in members], signal.SIGKILL)
         for member in members:
             member.connection.close()
-        for member in members:
-            self.launcher.exit_code(member.pid)
 
     def _why(self, listening: Listening) -> str:
         outcomes = listening.outcomes

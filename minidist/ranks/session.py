@@ -137,7 +137,7 @@ def check_count(ranks: int) -> None:
 def pack(value: Any, what: str) -> bytes:
     """Pickle for the ranks, or say in one line which object cannot be."""
     try:
-        return wire.dumps(value)
+        return wire.dumps_by_value(value)
     except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError, NotImplementedError) as error:
         raise UsageError(
             f"{what} cannot be sent to the ranks ({str(error).splitlines()[0]}): make such objects inside the function or cell"

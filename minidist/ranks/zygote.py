@@ -56,7 +56,7 @@ class Zygote:
         try:
             while True:
                 for found, _ in selector.select():
-                    if found.fileobj == woken:
+                    if found.fileobj == woken:  # some child has ended
                         with contextlib.suppress(BlockingIOError):
                             os.read(woken, 4096)
                         self._reap()
@@ -64,6 +64,8 @@ class Zygote:
                         self._obey(*self.parent.recv(), close=(woken, waker, selector))
         except (EOFError, OSError):
             self._kill(self.children, signal.SIGKILL)
+            for pid in self.children:
+                os.waitpid(pid, 0)  # whoever sees this process gone shall see them gone
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _obey(self, what: str, *rest, close: tuple) -> None:
