@@ -53,7 +53,8 @@ def normal(seed: int, name: str, piece: Slice, std: float) -> Tensor:
     for block in _touched(start, stop):
         low, high = block * BLOCK, (block + 1) * BLOCK
         first, last = np.searchsorted(furthest, low, "right"), np.searchsorted(start, high, "left")
-        begin, end = np.maximum(start[first:last], low), np.minimum(stop[first:last], high)
+        begin = np.maximum(start[first:last], low)
+        end = np.maximum(np.minimum(stop[first:last], high), begin)  # a short run before a long one may end earlier
         values = _draw(seed, name, block, int(end.max()) - low) * np.float32(std)
         _scatter(local, at[first:last] + begin - start[first:last], values, begin - low, end - begin)
     return torch.from_numpy(local)
