@@ -1,4 +1,4 @@
-"""The hang report: where every rank stands, whom the others wait for, and where their tapes first part. Plain data in, text out."""
+"""The hang report: where every rank stands, whom the others wait for, where their tapes first part. Plain data in, text out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Divergence:
 
 
 def hang_report(states: list[RankState], stacks: dict[int, str], now: float) -> str:
-    """Say, for every rank, which collective it waits in (group, number, shape, since when, line of code) or where its Python is.
+    """Say for every rank which collective it waits in (group, number, shape, since when, line of code) or where its Python is.
 
     `states` by rank; `stacks` has what faulthandler wrote for a rank; `now` is of time.monotonic(), as on the board.
     """
@@ -33,11 +33,15 @@ def hang_report(states: list[RankState], stacks: dict[int, str], now: float) -> 
     waiting = [rank for rank, state in enumerate(states) if state.entry]
     if guilty and waiting:
         others = [rank for rank in waiting if rank not in guilty] or waiting
-        head = f"{names(others)} {verb(others, 'waits', 'wait')} for {names(guilty)}."
+        left = verb(guilty, ", which has finished", ", which have finished")
+        gone = left if all(states[rank].status == "idle" for rank in guilty) else ""
+        head = f"{names(others)} {verb(others, 'waits', 'wait')} for {names(guilty)}{gone}."
+        if set(others) <= set(guilty):
+            head = f"{names(others)} wait for each other."
     elif waiting:
-        head = f"{names(waiting)} {verb(waiting, 'is', 'are')} in a collective that all its ranks have entered: slow, or stuck below Python."
+        head = f"{names(waiting)} {verb(waiting, 'is', 'are')} in a collective that all its ranks have entered: it is slow."
     else:
-        head = "No rank waits for another: they are still computing."
+        head = "no rank waits for another, they are still computing."
     lines = [head, "", *(_describe(rank, state, stacks.get(rank, ""), now) for rank, state in enumerate(states))]
     parting = first_divergence(states)
     return "\n".join([*lines, "", *_parting(parting)] if parting else lines)
@@ -52,6 +56,20 @@ def suspects(states: list[RankState]) -> list[int]:
             owing |= {peer for peer in _members(rank, state.entry) if peer != rank and not _has(states[peer], key)}
     free = {rank for rank in owing if not states[rank].entry}
     return sorted(free or owing)
+
+
+def deadlocked(states: list[RankState], now: float, seconds: float) -> bool:
+    """Whether no rank can go on: each has finished, or has waited `seconds` for an operation that some member never called.
+
+    Sound as long as a rank's operations are launched by the thread that waits.
+    """
+    waiting = [(rank, state) for rank, state in enumerate(states) if state.status != "idle"]
+    return bool(waiting) and all(
+        state.entry
+        and now - state.since > seconds
+        and any(peer != rank and not _has(states[peer], _key(state.entry)) for peer in _members(rank, state.entry))
+        for rank, state in waiting
+    )
 
 
 def first_divergence(states: list[RankState]) -> Divergence | None:
@@ -132,7 +150,8 @@ def _key(entry: dict) -> tuple[str, int]:
 
 
 def _has(state: RankState, key: tuple[str, int]) -> bool:
-    return any(_key(entry) == key for entry in state.history)
+    """Whether a rank has launched this operation, or a later one of the channel (the ring forgets)."""
+    return any(entry["group"] == key[0] and entry["seq"] >= key[1] for entry in state.history)
 
 
 def _members(rank: int, entry: dict) -> list[int]:

@@ -168,6 +168,11 @@ class Mesh:
             self._groups[name] = group
         return group
 
+    def renumber(self) -> None:
+        """Count operations from 1 again. Every rank must do so, between two runs that left nothing under way."""
+        for group in self._groups.values():
+            group.calls.clear()
+
     def _make(self, name: str, groups: list[list[int]]) -> Group | None:
         mine = None
         for ranks in map(tuple, groups):

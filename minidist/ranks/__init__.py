@@ -44,7 +44,10 @@ def run(
     """
     from minidist.ranks.session import current
 
-    return current().run(fn, n, args, kwargs, layout=layout, timeout_s=timeout_s, check=check, fresh=fresh)
+    try:
+        return current().run(fn, n, args, kwargs, layout=layout, timeout_s=timeout_s, check=check, fresh=fresh)
+    except (RanksError, UsageError, KeyboardInterrupt) as error:
+        raise error.with_traceback(None) from None  # the frames of the pool tell nobody anything
 
 
 def push(**variables: Any) -> None:

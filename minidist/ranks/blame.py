@@ -1,4 +1,4 @@
-"""Of several ranks that failed, name the one at fault, and write the report: its traceback first, then what became of the rest."""
+"""Of several ranks that failed, name the one at fault and write the report: its traceback first, then the fate of the rest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ CONSEQUENCES = ("CommMismatch", "CommLost", "CommTimeout", "KeyboardInterrupt")
 GONE = "All ranks were started anew: variables of earlier cells are gone."
 
 
-def failure(outcomes: dict[int, Outcome], states: dict[int, RankState], log: str, restarted: bool) -> RanksError:
+def failure(outcomes: dict[int, Outcome], states: dict[int, RankState], log: str, farewell: str) -> RanksError:
     """The exception for a run in which some rank failed.
 
-    `states` has the board of ranks that did not end by themselves, `log` the last words of the one at fault.
+    `states` has the board of ranks that did not end by themselves, `log` the last words of the one at fault,
+    `farewell` what to say of the ranks' variables.
     """
     rank = culprit(outcomes)
     outcome = outcomes[rank]
@@ -30,7 +31,7 @@ def failure(outcomes: dict[int, Outcome], states: dict[int, RankState], log: str
         head = f"rank {rank} raised {error['kind']}: {error['message']}\n\n{readable(error['traceback'])}"
         if error["message"].count("\n") or not error["message"]:  # the traceback's end says it
             head = f"rank {rank} raised {error['kind']}\n\n{readable(error['traceback'])}"
-    parts = [head, *_the_others(rank, outcomes, states), *([GONE] if restarted else [])]
+    parts = [head, *_the_others(rank, outcomes, states), farewell]
     report = "\n\n".join([parts[0], "\n".join(parts[1:])]).rstrip()
     if outcome.kind == "died":
         return RankDied(report, rank, outcome.value)

@@ -64,7 +64,12 @@ def describe(error: BaseException) -> dict[str, Any]:
         while len(report.stack) > 1 and CORE in report.stack[-1].filename:
             del report.stack[-1]
     text = "".join(report.format()).rstrip()
-    return {"kind": type(error).__name__, "message": str(error), "traceback": text, "bases": [t.__name__ for t in type(error).__mro__]}
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+        "bases": [t.__name__ for t in type(error).__mro__],
+    }
 
 
 def _drop_own_frames(report: traceback.TracebackException | None) -> None:

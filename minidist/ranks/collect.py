@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from minidist.core.board import Board
+from minidist.core.hang import deadlocked
 from minidist.ranks.launch import Launcher
 from minidist.ranks.output import Printer
 
 GRACE_S = 1.0  # after a failure, ranks that wait this long in a collective are taken to wait for the failed one
+LOOK_S = 0.5  # between two looks for a deadlock
+CERTAIN_S = 1.0  # ranks that have waited this long for an operation some member never called will wait for ever
 DEATH_S = 0.3  # after a death the connections are broken anyway: only so long for its victims to say so
 PATIENCE_S = 5.0  # after a failure, ranks that still compute may go on this long
 
@@ -59,10 +63,8 @@ class Ear:
     def tell(self, member: Member, message: tuple) -> None:
         """Send a rank a message. That it is gone shows when it is listened to."""
         self.torn = True
-        try:
+        with contextlib.suppress(OSError):
             member.connection.send(message)
-        except OSError:
-            pass
         self.torn = False
 
 
@@ -74,11 +76,13 @@ class Listening:
         self.outcomes: dict[int, Outcome] = {}
         self.began = time.monotonic()
         self.failed_at: float | None = None
+        self.deadlocked = False
+        self._look_at = self.began + CERTAIN_S
 
     def until(self, deadline: float) -> None:
-        """Listen until every rank has ended, the rest are stuck after a failure, or `deadline` has passed."""
+        """Listen until every rank has ended, the rest are stuck (after a failure, or for good), or `deadline` has passed."""
         while (pending := self.pending()) and time.monotonic() < deadline and not self._stuck(pending):
-            pause = 0.05 if self.failed_at else min(1.0, max(0.0, deadline - time.monotonic()))
+            pause = 0.05 if self.failed_at else min(LOOK_S, max(0.0, deadline - time.monotonic()))
             ready = wait([member.connection for member in pending], pause)
             for member in pending:
                 if member.connection in ready:
@@ -111,12 +115,20 @@ class Listening:
 
     def _stuck(self, pending: list[Member]) -> bool:
         """After a failure: whether those that have not ended wait in collectives, or have had time enough."""
-        if self.failed_at is None:
-            return False
         now = time.monotonic()
+        if self.failed_at is None:
+            if now > self._look_at:
+                self._look_at = now + LOOK_S
+                self.deadlocked = self._hopeless(pending, now)
+            return self.deadlocked
         if any(outcome.kind == "died" for outcome in self.outcomes.values()):
             return now - self.failed_at > DEATH_S
         if now - self.failed_at < GRACE_S:
             return False
         states = [self.board.state(member.rank) for member in pending]
         return now - self.failed_at > PATIENCE_S or all(state.entry and now - state.since > GRACE_S for state in states)
+
+    def _hopeless(self, pending: list[Member], now: float) -> bool:
+        if self.board.state(pending[0].rank).entry is None:  # one busy rank is hope; reading all boards takes 2 ms a rank
+            return False
+        return deadlocked([self.board.state(rank) for rank in range(len(self.members))], now, CERTAIN_S)

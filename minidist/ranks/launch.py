@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -92,6 +93,15 @@ class Launcher:
         """The end of a rank's log; "" if it wrote nothing below Python."""
         return tail(self.door.path(f"rank-{ticket.rpartition(':')[2]}.log"))
 
+    def abandon(self, tickets: list[str]) -> None:
+        """End ranks whose start was given up, as soon as they are known."""
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(RuntimeError):
+            while not self.pids.keys() >= set(tickets) and time.monotonic() < deadline:
+                self.check()
+                time.sleep(0.005)
+        self.signal([self.pids[ticket] for ticket in tickets if ticket in self.pids], signal.SIGKILL)
+
     def exit_code(self, pid: int, wait_s: float = 1.0) -> int | None:
         """Exit code of a process whose connection has closed; None if its end is not heard of in time."""
         deadline = time.monotonic() + wait_s
@@ -135,7 +145,7 @@ class ZygoteLauncher(Launcher):
     def check(self) -> None:
         """Read the zygote's news."""
         try:
-            while self.connection.poll():
+            while self.connection is not None and self.connection.poll():
                 what, *rest = self.connection.recv()
                 if what == "ended":
                     self.ended[rest[0]] = rest[1]

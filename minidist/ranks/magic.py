@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import shlex
+import sys
+import traceback
 from typing import Any
+
+import IPython
 
 from minidist.core.layout import Layout
 from minidist.ranks.cell import compile_cell
@@ -19,6 +24,10 @@ _unnumbered = itertools.count(1)  # cells run outside a notebook
 
 class UnmetExpectation(RanksError):
     """A planted failure did not happen, or happened otherwise."""
+
+
+class CellSyntaxError(RanksError):
+    """The cell is not Python."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +62,10 @@ def ranks_cell(line: str, source: str) -> None:
     asked = parse(line)
     filename = f"<cell {_cell_number()}>"
     source = "\n" + source  # the magic is line 1, as the notebook counts
-    compile_cell(source, filename)  # a SyntaxError is told here, before any rank hears of it
+    try:
+        compile_cell(source, filename)
+    except SyntaxError as error:  # told here, before any rank hears of it
+        raise CellSyntaxError("".join(traceback.format_exception_only(error)).rstrip()) from None
     context = options(asked.layout, asked.ranks, asked.timeout, check=True)
     session = current()
     _tell_threads(session, asked.ranks)
@@ -62,7 +74,7 @@ def ranks_cell(line: str, source: str) -> None:
         pool.cell(source, filename, context, as_it_comes=asked.stream)
     except RanksError as error:
         if not asked.expect:
-            raise
+            raise error.with_traceback(None) from None
         _compare(asked, error)
         print(error)
     else:
@@ -120,11 +132,13 @@ def _what(asked: argparse.Namespace) -> str:
 
 
 def _cell_number() -> str:
-    """The notebook's number of the cell that runs, as in In[7]."""
-    import IPython
-
-    shell = IPython.get_ipython()
-    return str(shell.execution_count) if shell else f"x{next(_unnumbered)}"
+    """The notebook's number of the cell that runs: 7 for In[7]. IPython knows it by the file name of the cell's code."""
+    compiler, frame = getattr(IPython.get_ipython(), "compile", None), sys._getframe()
+    while compiler and frame:
+        if label := compiler.format_code_name(frame.f_code.co_filename):
+            return re.sub(r"\D", "", label[1])
+        frame = frame.f_back
+    return f"x{next(_unnumbered)}"
 
 
 def _tell_threads(session: Session, ranks: int) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+
+MOST_HELD = 10_000  # pieces of output kept for a rank whose turn has not come; of more, the latest
 
 
 class Printer:
@@ -11,7 +14,7 @@ class Printer:
     def __init__(self, ranks: int, as_it_comes: bool = False):
         self.ranks, self.as_it_comes = ranks, as_it_comes
         self.live = 0  # the rank whose lines appear at once
-        self._held: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(ranks)}
+        self._held = {rank: deque(maxlen=MOST_HELD) for rank in range(ranks)}  # (stream, lines)
         self._done: set[int] = set()
 
     def say(self, rank: int, stream: str, text: str) -> None:

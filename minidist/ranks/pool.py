@@ -37,6 +37,8 @@ class Pool:
         self.ear = Ear()
         self.busy = threading.Lock()
         self.lost: str | None = None  # why the ranks of before are gone, while that explains a missing variable
+        self.in_step = True  # whether the last run left all groups with nothing under way
+        self.holds_variables = False  # whether somebody would miss them
         self._known: set[tuple[str, int]] = set()  # sources typed by the user that the ranks have
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -74,9 +76,11 @@ class Pool:
                 raise RuntimeError(f"ranks could not join each other: {self._why(listening)}")
         except BaseException:
             self.kill()
+            self.launcher.abandon(tickets)
             raise
         for payload in pushed:
             self.push(payload)
+        self.in_step, self.holds_variables = True, bool(pushed)
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -103,6 +107,7 @@ class Pool:
 
     def cell(self, source: str, filename: str, context: dict[str, Any], as_it_comes: bool = False) -> None:
         """Run the source of a cell in every rank's namespace."""
+        self.holds_variables = True
         self._run("cell", context, Printer(self.ranks, as_it_comes), source, filename)
 
     def push(self, payload: bytes) -> None:
@@ -114,26 +119,29 @@ class Pool:
         """A variable's value on every rank."""
         values = self._run("pull", {"timeout_s": 60.0}, Printer(self.ranks), name)
         if without := [rank for rank, value in enumerate(values) if value is None]:
-            why = f" They were started anew after this: {self.lost}." if self.lost else ""
-            raise UsageError(f"{names(without)} {verb(without, 'has', 'have')} no variable {name!r}: set it in a %%ranks cell.{why}")
+            why = f" They were started anew after this: {self.lost}" if self.lost else ""
+            raise UsageError(
+                f"{names(without)} {verb(without, 'has', 'have')} no variable {name!r}: set it in a %%ranks cell.{why}"
+            )
         return [wire.loads(value) for value in values]
 
     def _run(self, what: str, context: dict[str, Any], printer: Printer, *arguments: Any) -> list[Any]:
         with self.busy:
-            job, context = next(_numbers), {**context, **self._surroundings()}
+            job, context = next(_numbers), {**context, **self._surroundings(), "renumber": self.in_step}
+            for rank in range(self.ranks):
+                self.board.reset(rank, "idle")  # numbers start anew: nobody must find a peer's call of the last run
             listening = self._listen(job, printer)
             try:
                 for member in self.members:
                     self.ear.tell(member, (what, job, context, *arguments))
                 listening.until(listening.began + context["timeout_s"])
-                return self._judge(listening, context["timeout_s"], printer)
+                return self._judge(listening, printer)
             except KeyboardInterrupt:
                 self._free(listening)
                 raise
-            except RanksError:
-                raise
-            except BaseException:
-                self.kill()
+            except BaseException as error:
+                if not isinstance(error, RanksError):
+                    self.kill()
                 raise
             finally:
                 printer.finish()
@@ -147,31 +155,41 @@ class Pool:
     def _listen(self, job: int, printer: Printer) -> Listening:
         return Listening(self.ear, self.members, self.launcher, self.board, job, printer)
 
-    def _judge(self, listening: Listening, limit_s: float, printer: Printer) -> list[Any]:
+    def _judge(self, listening: Listening, printer: Printer) -> list[Any]:
         """The results, or the exception that says what went wrong."""
         outcomes, pending = listening.outcomes, listening.pending()
+        self.in_step = in_step(outcomes, self.ranks)
         if not pending and not listening.failed_at:
             return [outcomes[rank].value for rank in range(self.ranks)]
         states = {member.rank: self.board.state(member.rank) for member in pending}
         if listening.failed_at:
-            restart = not in_step(outcomes, self.ranks)
-            log = self._log(culprit(outcomes)) if outcomes[culprit(outcomes)].kind == "died" else ""
-            error = failure(outcomes, states, log, restart)
+            rank = culprit(outcomes)
+            log = self._log(rank) if outcomes[rank].kind == "died" else ""
+            error = failure(outcomes, states, log, self._farewell(outcomes[rank].error.get("kind")))
         else:
-            restart, error = True, self._hang(pending, limit_s)
+            error = self._hang(pending, listening)
         printer.finish()
-        if restart:
+        if not self.in_step:
             self.kill()
-            self.lost = str(error).splitlines()[0]
+            self.lost = str(error).splitlines()[0].rstrip(".") + "."
         raise error
 
-    def _hang(self, pending: list[Member], limit_s: float) -> RankHang:
+    def _farewell(self, kind: str | None = None) -> str:
+        """What a report has to say of the ranks' variables; "" where they are all there."""
+        if not self.in_step:
+            return GONE if self.holds_variables else ""
+        if kind == "NameError" and self.lost:
+            return f"The ranks were started anew after this: {self.lost} Run the cells again that set their variables."
+        return ""
+
+    def _hang(self, pending: list[Member], listening: Listening) -> RankHang:
         now = time.monotonic()
+        took = f"{now - listening.began:.1f} s"
+        head = f"hang: no rank can go on (seen after {took})" if listening.deadlocked else f"hang: not done after {took}"
         stacks = self._stacks(pending)
         states = [self.board.state(rank) for rank in range(self.ranks)]
-        head = f"the ranks did not end within {limit_s:g} s"
         report = readable(hang_report(states, stacks, now))
-        return RankHang(f"{head}: {report}\n\n{GONE}", suspects(states))
+        return RankHang(f"{head}: {report}\n\n{self._farewell()}".rstrip(), suspects(states))
 
     def _stacks(self, members: list[Member]) -> dict[int, str]:
         """The Python stacks of ranks, written by faulthandler even where a rank sits in C++."""
@@ -194,14 +212,17 @@ class Pool:
 
     def _free(self, listening: Listening) -> None:
         """After an interrupt: let ranks come back by themselves, with their variables, or end them."""
-        if not self.ear.torn:
-            self.launcher.signal([member.pid for member in listening.pending()], signal.SIGINT)
-            listening.until(time.monotonic() + FREE_S)
-            if in_step(listening.outcomes, self.ranks):
-                return
+        try:
+            if not self.ear.torn:
+                self.launcher.signal([member.pid for member in listening.pending()], signal.SIGINT)
+                listening.until(time.monotonic() + FREE_S)
+                if in_step(listening.outcomes, self.ranks):
+                    return
+            print(GONE, file=sys.stderr)
+            self.lost = "they were interrupted."
+        except KeyboardInterrupt:
+            pass  # impatient: the first one is on its way
         self.kill()
-        self.lost = "they were interrupted"
-        print(GONE, file=sys.stderr)
 
     def state(self, rank: int) -> RankState | None:
         """What the board says of a rank; None while the ranks are down."""

@@ -43,7 +43,7 @@ class Session:
         self.launcher: Launcher | None = None
         self.pools: dict[int, Pool] = {}
         self.latest: Pool | None = None
-        self.pushed: list[bytes] = []
+        self.pushed: list[tuple[set[str], bytes]] = []  # names and packed values
         atexit.register(self.stop)
 
     def warm_up(self) -> Launcher:
@@ -60,7 +60,7 @@ class Session:
         pool = self.pools.get(ranks)
         if pool is None or pool.launcher is not launcher:
             pool = self.pools[ranks] = Pool(launcher, ranks)
-        pool.start(self.pushed)
+        pool.start([data for _, data in self.pushed])
         self.latest = pool
         return pool
 
@@ -72,7 +72,7 @@ class Session:
         if not fresh:
             return self.pool(ranks).call(payload, context)
         pool = Pool(self.warm_up(), ranks)
-        pool.start(self.pushed)
+        pool.start([data for _, data in self.pushed])
         try:
             return pool.call(payload, context)
         finally:
@@ -81,7 +81,9 @@ class Session:
     def push(self, variables: dict[str, Any]) -> None:
         """Set variables on all ranks there are, and on those that start later."""
         payload = pack(variables, "what you push")
-        self.pushed.append(payload)
+        names = set(variables)
+        self.pushed = [(old, data) for old, data in self.pushed if not old <= names]  # all set anew: no need to keep them
+        self.pushed.append((names, payload))
         for pool in self.pools.values():
             pool.push(payload)
 
@@ -153,5 +155,3 @@ def current() -> Session:
     if _session is None or _session.owner != os.getpid():
         _session = Session()
     return _session
-
-

@@ -43,8 +43,9 @@ def _is_plain(x) -> bool:
 def _tensor(kind: type, data: bytes, dtype: str, shape: tuple[int, ...], requires_grad: bool):
     import torch
 
-    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)) if data else torch.empty(0, dtype=getattr(torch, dtype))
-    x = flat.reshape(shape)
+    kind_of = getattr(torch, dtype)
+    x = torch.frombuffer(bytearray(data), dtype=kind_of) if data else torch.empty(0, dtype=kind_of)
+    x = x.reshape(shape)
     return kind(x, requires_grad=requires_grad) if kind is torch.nn.Parameter else x.requires_grad_(requires_grad)
 
 

@@ -151,6 +151,9 @@ class Rank:
             self._go_to(context["cwd"], context["path"])
             for filename, source in context["sources"].items():
                 remember(filename, source)
+            if context["renumber"]:
+                for made in self.meshes.values():
+                    made.renumber()
             mesh = self._mesh(context)
             outcome = "result", body(mesh)
         except BaseException as error:  # SystemExit and KeyboardInterrupt end the run, not the rank

@@ -30,7 +30,13 @@ TORCH_PARTS = (
     "torch.utils.checkpoint",
     "torch._dynamo",
 )
-OUR_PARTS = ("minidist.core.mesh", "minidist.core.comm", "minidist.core.comm_grad", "minidist.core.slices", "minidist.core.random")
+OUR_PARTS = (
+    "minidist.core.mesh",
+    "minidist.core.comm",
+    "minidist.core.comm_grad",
+    "minidist.core.slices",
+    "minidist.core.random",
+)
 PR_SET_PDEATHSIG = 1
 
 
@@ -120,7 +126,7 @@ class Zygote:
 
 
 def die_with_parent(parent: int) -> None:
-    """Linux: the kernel ends this process when its parent ends. The lifeline of worker.py does so everywhere, a little later."""
+    """Linux: the kernel ends this process when its parent ends. Elsewhere the lifeline of worker.py does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
