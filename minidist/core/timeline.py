@@ -1,4 +1,4 @@
-"""The timeline: what every rank sent and waited for, drawn from the tapes. One figure for lessons, traces and pipelines.
+"""The timeline: what every rank sent and waited for, drawn from the tapes. Serves lessons, traces and pipelines.
 
 Import it where a figure is drawn and not before: it brings matplotlib, which no training run needs.
 """
@@ -32,7 +32,7 @@ LINES_IN_WORDS = 6  # operations of a rank that the read-out lists one by one; m
 
 
 class AltFigure(Figure):
-    """A figure that carries its alternative text and shows itself in a notebook with it. It belongs to no pyplot state."""
+    """A figure that carries its alternative text and shows itself in a notebook with it. No pyplot state."""
 
     alt: str = ""
 
@@ -53,8 +53,8 @@ class AltFigure(Figure):
 def timeline(tapes: Sequence[Tape], *, title: str = "Who talked when", width: float = 9.0) -> AltFigure:
     """One row a rank, one bar an operation from launch to finish, in ms since the first launch of any rank.
 
-    `tapes` comes in rank order and its times from one clock (time.monotonic() of one host). An operation that never finished
-    runs to the right edge with an open end. Teaching checks are left out. `figure.alt` says the same in words.
+    `tapes` comes in rank order and its times from one clock (time.monotonic() of one host). An operation that never
+    finished runs to the right edge with an open end. Teaching checks are left out. `figure.alt` says the same in words.
     """
     rows = [_visible(tape) for tape in tapes]
     if not any(rows):

@@ -1,0 +1,120 @@
+"""Predict, then claim: the learner commits to a guess before the run; the lesson's numbers are asserted after it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Sequence
+from types import EllipsisType
+
+from minidist.course import progress, session
+
+KEY = re.compile(r"\d\d[ab]?\.[a-z][a-z0-9_-]*")
+
+
+class ClaimError(AssertionError):
+    """A number in the lesson's prose is not what this run produced."""
+
+
+def predict(
+    key: str,
+    guess: object = ...,
+    *,
+    choices: Sequence | None = None,
+    order: Sequence | None = None,
+    unit: str = "",
+) -> None:
+    """Note a guess. The learner replaces the `...`; an open guess, or one that cannot be read, never raises.
+
+    `choices` lists the possible answers, `order` the things to put in order (the guess is a list of them); with neither
+    the guess is a number. The first guess before the claim of the same key counts; later ones are marked as such.
+    """
+    _known(key)
+    if session.grading():
+        return
+    session.current.asked.add(key)
+    if isinstance(guess, EllipsisType):
+        number = f"a number of {unit}" if unit else "a number"
+        ask = f"one of {list(choices)}" if choices else f"an order of {list(order)}" if order else number
+        print(f"{key}: no guess yet. Replace the ... by {ask} and run this cell again.")
+        return
+    problem = _unreadable(guess, choices, order)
+    if problem:
+        print(f"{key}: {problem}")
+        return
+    guess = list(guess) if order else guess
+    early = key not in session.current.guesses and key not in session.current.revealed
+    if early:
+        session.current.guesses[key] = guess
+    when = "Noted" if early else "Noted as a later guess; the first one counts"
+    if key in session.current.revealed and key not in session.current.guesses:
+        when = "Noted, though you have seen the answer"
+    print(f"{key}: {when}: {_shown(guess, unit)}.")
+    progress.record("predict", key, guess=guess, counts=early)
+
+
+def claim(key: str, measured: object, expected: object, *, rel: float = 0.0, abs: float = 0.0, unit: str = "") -> None:
+    """Assert a number of the prose, and reveal the guess of the same key.
+
+    Numbers agree within `rel` of the expected one or within `abs`; lists item by item; all else exactly. In tests a miss
+    raises `ClaimError`; a learner is told, and the run goes on.
+    """
+    _known(key)
+    if session.grading():
+        return
+    holds = agrees(measured, expected, rel, abs)
+    session.current.revealed.add(key)
+    text = f"measured {_shown(measured, unit)}, the text says {_shown(expected, unit)}"
+    mark = "✓" if holds else "✗"
+    print(f"{mark} {key}: {text}{_verdict(key, measured, rel, unit)}")
+    progress.record("claim", key, holds=holds)
+    if not holds:
+        session.failed(f"claim {key} does not hold: {text}")
+        if session.strict():
+            raise ClaimError(f"{key}: {text}")
+        print("  The text is wrong on this machine: please report it, with this line.")
+
+
+def agrees(measured: object, expected: object, rel: float = 0.0, abs: float = 0.0) -> bool:
+    """Whether two values are the same within tolerance; True and 1 are not."""
+    if isinstance(measured, bool) or isinstance(expected, bool):
+        return measured is expected
+    if isinstance(measured, numbers.Real) and isinstance(expected, numbers.Real):
+        return measured == expected or math.isclose(measured, expected, rel_tol=rel, abs_tol=abs)
+    if isinstance(measured, list | tuple) and isinstance(expected, list | tuple):
+        return len(measured) == len(expected) and all(agrees(m, e, rel, abs) for m, e in zip(measured, expected, strict=True))
+    return type(measured) is type(expected) and bool(measured == expected)
+
+
+def _verdict(key: str, measured: object, rel: float, unit: str) -> str:
+    if key not in session.current.guesses:
+        return ". No guess yet." if key in session.current.asked else "."
+    guess = session.current.guesses[key]
+    right = agrees(guess, measured, max(rel, 0.0))
+    return f". Your guess was {_shown(guess, unit)}: {'right' if right else 'not this time'}."
+
+
+def _unreadable(guess: object, choices: Sequence | None, order: Sequence | None) -> str | None:
+    if choices:
+        return None if guess in list(choices) else f"{guess!r} is not among the choices: use one of {list(choices)}."
+    if order:
+        same = isinstance(guess, list | tuple) and sorted(map(repr, guess)) == sorted(map(repr, order))
+        return None if same else f"{guess!r} is not an order of {list(order)}: use each of them once, in a list."
+    number = isinstance(guess, numbers.Real) and not isinstance(guess, bool) and math.isfinite(guess)
+    return None if number else f"{guess!r} is not a number: write one without its unit."
+
+
+def _known(key: str) -> None:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is not a key: write the lesson's number, a dot and a word, as in '07.bytes'")
+
+
+def _shown(value: object, unit: str = "") -> str:
+    if isinstance(value, list | tuple):
+        value = f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, float):
+        value = f"{value:.5g}"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1000:
+        value = f"{value:,}"
+    return f"{value} {unit}".strip()
