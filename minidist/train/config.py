@@ -12,14 +12,11 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from minidist.core.layout import AXES, Layout
 from minidist.model.config import ModelConfig
 from minidist.train import settings
-
-if TYPE_CHECKING:
-    from minidist.data.corpus import Corpus
 
 
 def _runs() -> str:
@@ -110,8 +107,8 @@ class Optim:
 class Precision:
     """The number format of weights, activations and gradients."""
 
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """of weights, activations and gradients; bfloat16 keeps fp32 master weights and moments, float64 is for proofs"""
+    dtype: Literal["float32", "float64"] = "float32"
+    """of weights, activations, gradients and optimizer state; float64 is for proofs"""
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ ACTS_WITH = {"betas": "adamw", "eps": "adamw", "momentum": "sgd"}
 def check(config: Config, ranks: int = 1) -> None:
     """Refuse, before any rank starts, what cannot work on `ranks` ranks. ValueError with key, value and remedy.
 
-    What needs the text itself (a missing or empty corpus, one shorter than a sequence) `open_corpus` refuses.
+    What needs the text itself (a missing or empty corpus, one shorter than a sequence) `build.open_text` refuses.
     """
     for key, least in LEAST.items():
         section, name = key.split(".")
@@ -253,30 +250,6 @@ def check(config: Config, ranks: int = 1) -> None:
     for key, name in ACTS_WITH.items():
         if optim.name != name and getattr(optim, key) != getattr(Optim(), key):
             raise ValueError(f"optim.{key} acts with optim.name = {name} only, not with {optim.name}: leave it out")
-
-
-def open_corpus(config: Config) -> Corpus:
-    """The corpus of a run, built on first use, refused where it does not fit: ValueError with key, value and remedy.
-
-    Any number of processes may call it at once.
-    """
-    from minidist.data import corpus, windows
-
-    data, model = config.data, config.model
-    opened = corpus.load(data.source, data.tokenizer or "byte")
-    name = opened.tokenizer.name
-    if data.source != corpus.STDLIB and data.tokenizer not in (None, name):
-        raise ValueError(
-            f"data.tokenizer = {settings.show(data.tokenizer)}: {data.source} was built with {name}, "
-            f"leave data.tokenizer out or build the folder anew"
-        )
-    if model.vocab < opened.tokenizer.vocab:
-        raise ValueError(
-            f"model.vocab = {model.vocab} is less than the {opened.tokenizer.vocab} tokens of {name}: "
-            f"use model.vocab = {opened.tokenizer.vocab}"
-        )
-    windows.Windows(opened.train, config.train.seq_len, config.run.seed)  # refuses a corpus below one sequence
-    return opened
 
 
 def _check_layout(config: Config, ranks: int) -> None:

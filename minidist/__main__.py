@@ -1,0 +1,7 @@
+"""`python -m minidist` is `minidist`."""
+
+import sys
+
+from minidist.cli import main
+
+sys.exit(main())
