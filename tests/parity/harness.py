@@ -1,0 +1,128 @@
+"""The parity model, trained twice: by a plain loop that knows nothing of the engine, and by the engine on n ranks.
+
+Idea 1 makes this a proof: float64 and SGD, so a factor anywhere shows as a factor, and nothing (Adam, clipping, a loss curve)
+hides it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from minidist.core import slices
+from minidist.core.layout import Layout
+from minidist.data.batch import Batch, split
+from minidist.data.tokens import TokenFile
+from minidist.data.windows import Windows
+from minidist.model.config import ModelConfig
+from minidist.model.loss import IGNORE, loss_sum
+from minidist.model.transformer import Transformer, initialise
+from minidist.train.config import Config, Data, Metrics, Optim, Precision, Run, Train
+
+MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=4, ffn=96, vocab=48, dropout=0.1)
+SEQ_LEN, STEPS, LR = 16, 4, 0.1
+
+
+@dataclass
+class Trained:
+    """What a run leaves: losses by step, gradients of the last step and weights after it, both by name and whole."""
+
+    losses: list[float]
+    grads: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+def token_file(folder) -> TokenFile:
+    """Random documents of 3 to 60 tokens, so that windows begin, end and change documents anywhere."""
+    draw = np.random.default_rng(7)
+    documents = [draw.integers(1, MODEL.vocab, size) for size in draw.integers(3, 60, 120)]
+    return TokenFile.build(folder / "parity", documents, vocab=MODEL.vocab, separator=0)
+
+
+def config(global_batch: int = 24, micro_batch: int = 24, layout: Layout = Layout(), model: ModelConfig = MODEL) -> Config:
+    """SGD without momentum or clipping, at a constant rate."""
+    return Config(
+        run=Run(name="parity", seed=3),
+        model=model,
+        data=Data(),
+        layout=layout,
+        train=Train(steps=STEPS, global_batch=global_batch, micro_batch=micro_batch, seq_len=SEQ_LEN),
+        optim=Optim(name="sgd", lr=LR, warmup=0, min_lr_ratio=1.0, weight_decay=0.01, clip=0.0),
+        precision=Precision(dtype="float64"),
+        metrics=Metrics(),
+    )
+
+
+def step_batch(windows: Windows, position: int, count: int) -> Batch:
+    """Samples position .. position + count - 1 of the stream, with a stretch of targets ignored that differs by row.
+
+    Rows with unequal numbers of valid targets are what tells a sum of sums from a mean of means.
+    """
+    ids = windows.ids(np.arange(position, position + count))
+    batch = Batch.of(windows.read(ids), ids, windows.tokens.separator)
+    for row in range(count):
+        batch.targets[row, : (position + row) * 5 % SEQ_LEN] = IGNORE
+    return batch
+
+
+def one_process(cfg: Config, tokens: TokenFile) -> Trained:
+    """The reference: the whole global batch at once through the plain model, and SGD written out."""
+    from minidist.core.random import DropoutKey
+
+    with torch.device("meta"):
+        model = Transformer(cfg.model)
+    model = model.double().to_empty(device="cpu")
+    initialise(model, cfg.run.seed)
+    windows = Windows(tokens, SEQ_LEN, cfg.run.seed)
+    losses = []
+    for step in range(STEPS):
+        batch = step_batch(windows, step * cfg.train.global_batch, cfg.train.global_batch)
+        key = DropoutKey(cfg.run.seed, step, batch.samples, batch.index)
+        logits = model(batch.tokens, batch.positions, batch.documents, key)
+        loss = loss_sum(logits, batch.targets) / (batch.targets != IGNORE).sum()
+        model.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            for p in model.parameters():
+                decay = cfg.optim.weight_decay if p.dim() >= 2 else 0.0
+                p -= LR * (p.grad + decay * p)
+    return Trained(losses, grads, {name: p.detach().clone() for name, p in model.named_parameters()})
+
+
+def on_ranks(mesh, cfg: Config, path: str):
+    """The program of a rank: (losses, local gradients, local weights), the latter two as (slice, tensor) pairs."""
+    from minidist.parallel.parallelize import parallelize
+    from minidist.train.step import Step
+
+    windows = Windows(TokenFile(path), SEQ_LEN, cfg.run.seed)
+    zero = parallelize(cfg.model, mesh, seed=cfg.run.seed, dtype=torch.float64)
+    step, group, losses = Step(zero, mesh, cfg), mesh.group("dp"), []
+    for number in range(STEPS):
+        start = number * cfg.train.global_batch
+        whole = step_batch(windows, start, cfg.train.global_batch)
+        places = split(start, group.rank, group.size, cfg.train.global_batch, cfg.train.micro_batch)
+        rows = [whole.rows(p.start - start, p.stop - start) if len(p) else Batch.empty(1, SEQ_LEN) for p in places]
+        losses.append(step.run(rows).loss)
+    parameters = [p for unit in zero.units for p in unit.parameters.values()]
+    return losses, [(p.slice, p.grad.clone()) for p in parameters], [(p.slice, p.detach().clone()) for p in parameters]
+
+
+def whole(results: list, which: int) -> dict[str, torch.Tensor]:
+    """Whole tensors by name from what the ranks hold: what owners hold, after checking that replicas are equal to it."""
+    owned = [(record, local) for rank, result in enumerate(results) for record, local in result[which] if record.owner == rank]
+    found = {name: slices.assemble(pieces) for name, pieces in slices.by_name(owned)}
+    for rank, result in enumerate(results):
+        for record, local in result[which]:
+            same = slices.extract(record, found[record.name])
+            assert torch.equal(same, local.flatten()), f"rank {rank}: its replica of {record.name} differs from the owner's"
+    return found
+
+
+def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """max|a-b| / max|b| over the tensors, each by its own maximum; the names must be the same."""
+    assert a.keys() == b.keys()
+    return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
