@@ -68,8 +68,11 @@ def default(tokenizer: str = "byte") -> Corpus:
     folder = home() / "corpus" / f"stdlib-{platform.python_version()}-{tokenizer.replace(':', '-')}"
     if not folder.is_dir():
         documents = list(read_stdlib())
+        if not documents:
+            raise ValueError("data.path: this Python came without its library's source text; give data.path a text corpus")
         source = f"the standard library of Python {platform.python_version()}"
-        _publish(documents, folder, tokenizer, {"source": source, "skipped": 0}, may_exist=True)
+        remedy = "set MINIDIST_HOME to a folder that you may write to"
+        _publish(documents, folder, tokenizer, {"source": source, "skipped": 0}, remedy, may_exist=True)
     return open_folder(folder)
 
 
@@ -94,7 +97,8 @@ def build(source: str | Path, out: str | Path, tokenizer: str = "byte") -> Corpu
     if not documents:
         left = f" ({skipped} files are not UTF-8 text)" if skipped else ""
         raise ValueError(f"{source}: there is no text in it{left}; give UTF-8 text that is not empty")
-    _publish(documents, out, tokenizer, {"source": source.name, "skipped": skipped}, may_exist=False)
+    header = {"source": source.name, "skipped": skipped}
+    _publish(documents, out, tokenizer, header, "choose another --out", may_exist=False)
     return open_folder(out)
 
 
@@ -130,10 +134,13 @@ def _tail(text: str) -> int:
     return line or cut
 
 
-def _publish(documents: list[Document], out: Path, tokenizer: str, header: dict, may_exist: bool) -> None:
+def _publish(documents: list[Document], out: Path, tokenizer: str, header: dict, remedy: str, may_exist: bool) -> None:
     """Build beside `out` under a name of our own, then rename: nobody ever sees half a corpus, or two writers mixed."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"{out}: cannot be written ({error.strerror}); {remedy}") from None
     try:
         train, validation = split(documents)
         coder = _tokenizer(tokenizer, train, work)

@@ -25,7 +25,7 @@ def attend(
 
     Returns out (B,H,S,K) and lse (B,H,S), natural logarithm, in fp32 or wider (None unless asked for: then the fastest
     kernel may run). A row that sees no key has out 0 and lse -inf, so `merge` gives it no weight. out is differentiable
-    on every path; lse is not (a merge needs only its value: Liu et al. 2023, "Ring Attention").
+    on every path; lse is detached.
     """
     assert not causal or q.shape[2] == k.shape[2], "a causal mask needs as many keys as queries"
     mask = None if documents is None else _mask(documents, key_documents, causal)  # (B,1,S,T)
@@ -60,7 +60,12 @@ def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Join attention over two disjoint sets of keys: (out, lse) of each in, (out, lse) over both sets out."""
+    """Join attention over two disjoint sets of keys: (out, lse) of each in, (out, lse) over both sets out.
+
+    For a forward whose backward is written by hand (Liu et al. 2023, "Ring Attention": each piece's backward, given the
+    merged out and lse). Autograd through it would be wrong, the weights depend on the scores too, so it is refused.
+    """
+    assert not (torch.is_grad_enabled() and (out.requires_grad or more.requires_grad)), "merge under no_grad only"
     total = torch.logaddexp(lse, more_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)  # neither side saw a key: both weights are exp(-inf) = 0
     weight, more_weight = torch.exp(lse - base)[..., None], torch.exp(more_lse - base)[..., None]

@@ -145,7 +145,7 @@ def test_masks_are_random(p):
 
 
 def test_masks_have_no_arithmetic():
-    """Features a, b, c, d whose hash words satisfy a + b = c + d: were the hash linear in them, d would follow from the rest."""
+    """Features whose hash words satisfy a + b = c + d: were the hash linear in them, d's mask would follow from the rest."""
     width = 1024
     columns = torch.arange(width) * random._GOLDEN + digest("dropout", 0, 1, 2, "ffn")[1] - (1 << 63)
     words = random._mix(columns).to(torch.int32).numpy()

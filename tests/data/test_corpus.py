@@ -89,6 +89,18 @@ def test_builders_at_the_same_moment(tmp_path):
     assert len(list((tmp_path / "corpus").iterdir())) == 1
 
 
+def test_default_needs_a_home_and_a_library(tmp_path, monkeypatch):
+    """A home that cannot be made, and a Python that came without its sources: said, with the way out."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(corpus, "read_stdlib", lambda: iter([Document("a.py", TEXT)]))
+    monkeypatch.setenv("MINIDIST_HOME", str(tmp_path / "file"))
+    with one_line("cannot be written .*set MINIDIST_HOME"):
+        corpus.default()
+    monkeypatch.setattr(corpus, "read_stdlib", lambda: iter([]))
+    with one_line("without its library's source text; give data.path"):
+        corpus.default()
+
+
 def test_build_of_a_folder(folder, tmp_path):
     """One document a file in order of path; hidden files unseen; what is not text is counted, not silently lost."""
     made = build(folder, tmp_path / "out")
@@ -204,6 +216,8 @@ def test_bad_input(folder, tmp_path):
     build(folder, out)
     with one_line("already exists; remove it"):
         build(folder, out)
+    with one_line("cannot be written .*choose another --out"):
+        build(folder, tmp_path / "empty.txt" / "out")
     (tmp_path / "notes.json").write_text("{}")
     with one_line("not a tokenizer file"):
         BPETokenizer(tmp_path / "notes.json")
