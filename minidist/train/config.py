@@ -7,6 +7,7 @@ work, `dumps` writes the resolved whole. The text under a field is what `minidis
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from dataclasses import dataclass, field, replace
@@ -160,8 +161,8 @@ def load(name: str | Path, overrides: list[str] | None = None, *, ranks: int | N
     tree.setdefault("run", {}).setdefault("name", path.stem)
     stated = tree.setdefault("layout", {})
     if ranks and "dp" not in stated:
-        others = settings.build(Config, tree).layout
-        stated["dp"] = max(1, ranks // (others.world_size // others.dp))
+        others = math.prod(stated.get(axis, 1) for axis in AXES if axis != "dp")
+        stated["dp"] = max(1, ranks // max(1, others))
     return settings.build(Config, tree)
 
 

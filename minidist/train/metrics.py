@@ -12,12 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CONVENTION = (
-    "MFU = model FLOPs of the job's tokens / (seconds x devices x peak FLOPs/s of one device). Model FLOPs: 6 a token "
-    "for every weight of a matrix product (the input embedding is a look-up and counts nothing) and causal attention "
-    "at half of full; recomputed work never counts"
-)
-
 
 def mean_loss(loss_sum: float, tokens: int) -> float | None:
     """Loss in nats a token: the sum over all tokens of all ranks divided once. None where no token was valid."""
@@ -38,9 +32,9 @@ def tokens_per_s(tokens: int, seconds: float) -> float:
 
 
 def mfu(tokens: int, flops_a_token: float, seconds: float, devices: int, peak_flops: float | None) -> float | None:
-    """Model FLOPs utilisation, a share of 1 (PaLM: Chowdhery et al., 2022, appendix B), by `CONVENTION`.
+    """Model FLOPs utilisation, a share of 1 (PaLM: Chowdhery et al., 2022, appendix B), by `flops.CONVENTION`.
 
-    `flops_a_token` of forward and backward, from `model.flops`; `peak_flops` of one device in FLOPs a second. None
+    `flops_a_token` of forward and backward, from `flops.train_flops`; `peak_flops` of one device in FLOPs a second. None
     where the peak is not known: a guess would look like a measurement.
     """
     return tokens * flops_a_token / (seconds * devices * peak_flops) if peak_flops else None
