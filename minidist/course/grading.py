@@ -76,6 +76,9 @@ class Task:
     """names that a submission may not touch, each with the reason"""
     limit_s: float = 10.0
 
+    def __post_init__(self):
+        assert self.parts and all(points > 0 for points in self.parts.values()), f"{self.key}: every part pays something"
+
     @property
     def lesson(self) -> str:
         """The lesson's number, such as "00"."""
@@ -266,7 +269,7 @@ def _score(task: Task, cases: list[Case], answer: dict) -> tuple[int, Fault | No
     worst: tuple[int, Fault, int | None] | None = None
     outcomes = [Outcome(**raw) for raw in answer.get("cases", [])]
     for case, outcome in zip(cases, outcomes, strict=False):
-        fault = _problem(task, case, outcome.problem) if outcome.problem else task.judge(case, outcome)
+        fault = _judged(task, case, outcome)
         if fault is not None and (worst is None or parts.index(fault.part) < worst[0]):
             worst = (parts.index(fault.part), fault, case.world_size)
     if worst is None and len(outcomes) < len(cases):
@@ -274,6 +277,20 @@ def _score(task: Task, cases: list[Case], answer: dict) -> tuple[int, Fault | No
     if worst is None:
         return task.max, None, None
     return sum(task.parts[part] for part in parts[: worst[0]]), worst[1], worst[2]
+
+
+def _judged(task: Task, case: Case, outcome: Outcome) -> Fault | None:
+    """The task's verdict. A grader that fails itself pays nothing and says so: no score may come from our own mistakes."""
+    if outcome.problem:
+        return _problem(task, case, outcome.problem)
+    first = next(iter(task.parts))
+    try:
+        fault = task.judge(case, outcome)
+        assert fault is None or (isinstance(fault, Fault) and fault.part in task.parts), f"judged as {fault!r}"
+        return fault
+    except Exception as error:
+        reason = f"The grader itself failed ({type(error).__name__}: {error}). Please report this, with your answer."
+        return Fault(first, "grader", reason)
 
 
 def _problem(task: Task, case: Case, problem: dict) -> Fault:
@@ -306,7 +323,7 @@ def _result(task: Task, points: int, fault: Fault | None, world_size: int | None
         status, fault = "passed", Fault("", "passed", "All parts are right.")
     elif fault.id in ("not started", "missing"):
         status, world_size = fault.id, None
-    elif fault.id == "error":
+    elif fault.id in ("error", "grader"):
         status = "error"
     else:
         status = "partial" if points else "failed"

@@ -7,8 +7,10 @@ nbval counts as a pass.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -78,6 +80,9 @@ def pytest_runtest_teardown(item, nextitem):
         os.environ.pop("MINIDIST_STRICT", None)
         left = leftovers(notebook.minidist_mark)
         if left:
+            for process in left:  # told below; the next notebook starts clean
+                with contextlib.suppress(OSError):
+                    os.kill(int(process.split()[0]), signal.SIGKILL)
             pytest.fail(f"{notebook.path.name} left processes behind: {left}", pytrace=False)
         new = sorted(_files(notebook.path) - notebook.minidist_files)
         if new:

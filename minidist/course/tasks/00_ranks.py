@@ -93,7 +93,7 @@ def _wrong_numbers(plain: list, want: list[int], secrets: list[int]) -> tuple[st
         return "rank-from-1", "Every square is one rank too far: ranks count from 0."
     if plain == [secrets[0] + rank**2 for rank in range(n)] or plain == [want[0]] * n:
         return "own-only", "Rank 0's own secret is in every place. It cannot see the others' memory: they have to send."
-    if n > 1 and all(abs(item - right) < right / 2**22 for item, right in zip(plain, want, strict=True)):
+    if all(abs(item - right) < right / 2**22 for item, right in zip(plain, want, strict=True)):
         return "float32", "Close, but rounded: a float32 keeps 24 bits. Send torch.int64 (and receive into int64)."
     if all(item == sum(want) for item in plain):
         return "summed", "Every place holds the sum: all_reduce adds the numbers up. Gather keeps one from each rank."

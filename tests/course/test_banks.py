@@ -1,0 +1,57 @@
+"""Every bank: honest variants of an answer earn everything, wrong ones fail with the message that names their thought.
+
+A bank entry is the source of the answer's cells. A wrong one says in its docstring which message it must produce.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from minidist.course import grading, tasks
+from minidist.course.session import Cell
+
+BANKS = Path(__file__).parents[1] / "banks"
+HANG_S = 2.0
+ENTRIES = sorted(BANKS.glob("*/*/*.py"))
+
+
+def attempt(path: Path) -> grading.Result:
+    task = tasks.find(f"{path.parts[-3]}.{path.parts[-2]}")
+    return grading.grade(task, [Cell("bank", path.read_text())], limit_s=HANG_S if "wrong" in path.name else None)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """All attempts, two at a time: each is a fresh process of its own, so order and company cannot matter."""
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(ENTRIES, pool.map(attempt, ENTRIES), strict=True))
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: "/".join(path.parts[-3:]))
+def test_bank(path, results):
+    result = results[path]
+    assert 0 <= result.points <= result.max and len(result.lines()) <= 10, result.lines()
+    named = re.search(r"^message: (.+)$", path.read_text(), re.MULTILINE)
+    if path.name.startswith("honest_"):
+        assert (result.status, result.points) == ("passed", result.max), result.lines()
+    else:
+        assert named, f"{path.name} does not say which message it must produce"
+        assert result.message_id == named[1], result.lines()
+        assert result.points < result.max and result.status != "passed"
+
+
+def test_every_task_has_a_bank_large_enough():
+    for task in tasks.every():
+        lesson, number = task.key.split(".")
+        names = [path.name for path in ENTRIES if path.parts[-3:-1] == (lesson, number)]
+        assert sum(name.startswith("honest_") for name in names) >= 2
+        assert sum(name.startswith("wrong_") for name in names) >= 8
+
+
+def test_only_right_values_with_too_many_bytes_earn_a_part(results):
+    earned = {path.stem: result.points for path, result in results.items() if 0 < result.points < result.max}
+    assert earned == {"wrong_all_gather": 6, "wrong_twice": 6, "wrong_around_the_tape": 6}
