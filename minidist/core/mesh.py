@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -193,10 +192,3 @@ class Mesh:
     def __repr__(self):
         axes = " ".join(f"{axis}={getattr(self.layout, axis)}" for axis in AXES)
         return f"Mesh({axes}, rank {self.rank} of {self.world_size} on {self.device})"
-
-
-def torchrun_rank() -> tuple[int, int] | None:
-    """(rank, world size) that a launcher such as torchrun has put into the environment, or None."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return None

@@ -41,13 +41,13 @@ def token_file(folder) -> TokenFile:
     return TokenFile.build(folder / "parity", documents, vocab=MODEL.vocab, separator=0)
 
 
-def config(global_batch: int = 24, micro_batch: int = 24, layout: Layout = Layout(), model: ModelConfig = MODEL) -> Config:
+def config(global_batch: int = 24, micro_batch: int = 24, layout: Layout | None = None, model: ModelConfig = MODEL) -> Config:
     """SGD without momentum or clipping, at a constant rate."""
     return Config(
         run=Run(name="parity", seed=3),
         model=model,
         data=Data(),
-        layout=layout,
+        layout=layout or Layout(),
         train=Train(steps=STEPS, global_batch=global_batch, micro_batch=micro_batch, seq_len=SEQ_LEN),
         optim=Optim(name="sgd", lr=LR, warmup=0, min_lr_ratio=1.0, weight_decay=0.01, clip=0.0),
         precision=Precision(dtype="float64"),
