@@ -32,7 +32,8 @@ class Batch:
     def of(cls, windows: np.ndarray, samples: np.ndarray, separator: int | None) -> Batch:
         """From windows (B,S+1) of token ids. A document begins with its separator, at position 0."""
         tokens = torch.from_numpy(windows.astype(np.int64))
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        inputs = tokens[:, :-1].contiguous()
+        targets = tokens[:, 1:].clone(memory_format=torch.contiguous_format)  # one row is contiguous as it is: never share
         index = torch.arange(inputs.shape[1])
         begins = torch.zeros_like(inputs, dtype=torch.bool) if separator is None else inputs == separator
         documents, positions = None, index.expand_as(inputs)

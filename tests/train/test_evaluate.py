@@ -39,7 +39,7 @@ def by_hand(tokens):
 
 
 def job(mesh, path, micro_batch):
-    batches = validation_batches(TokenFile(path), 5, micro_batch, mesh.rank, mesh.world_size)
+    batches = validation_batches(TokenFile(path), 8, micro_batch, mesh.rank, mesh.world_size)
     return evaluate(Table(), batches, mesh)
 
 
