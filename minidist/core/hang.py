@@ -12,7 +12,7 @@ from minidist.core.board import RankState
 # Operations whose tensor has the same shape on every member; all_to_all and gather may be uneven.
 SAME_SHAPE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')  # as faulthandler writes it
-NOT_THEIRS = re.compile(r"minidist/(core|ranks)/|/torch/|/python3[^/]*/(?!site-packages)")
+NOT_THEIRS = re.compile(r"minidist/(core|ranks)/|/site-packages/torch/|/python3[^/]*/(?!site-packages)")
 
 
 @dataclass
@@ -119,7 +119,8 @@ def own_line(stack: str) -> tuple[str, int] | None:
 def _describe(rank: int, state: RankState, stack: str, now: float) -> str:
     if state.entry:
         entry = state.entry
-        what = f"waits {now - state.since:5.1f} s in {collective(entry)} {entry['ranks']}, {entry['dtype']} {entry['shape']},"
+        among = "" if entry["op"] in ("send", "recv") else f" {entry['ranks']}"
+        what = f"waits {now - state.since:.1f} s in {collective(entry)}{among}, {entry['dtype']} {entry['shape']},"
         return f"  rank {rank}: {what} at {_code(own_line(stack), entry['where'])}"
     if state.status == "idle":
         return f"  rank {rank}: has finished"

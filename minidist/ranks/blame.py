@@ -122,7 +122,7 @@ def _sentence(ranks: list[int], fate: str) -> str:
 
 def _how_it_died(code: int | None) -> str:
     if code is None:
-        return "its connection closed"
+        return "its connection closed, as when the process that forks ranks is killed"
     if code < 0:
         hint = " (out of memory, or kill -9)" if code == -signal.SIGKILL else ""
         return f"ended by signal {-code}, {signal.Signals(-code).name}{hint}"

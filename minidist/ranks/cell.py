@@ -66,10 +66,17 @@ def describe(error: BaseException) -> dict[str, Any]:
     text = "".join(report.format()).rstrip()
     return {
         "kind": type(error).__name__,
-        "message": str(error),
+        "message": _message(error),
         "traceback": text,
         "bases": [t.__name__ for t in type(error).__mro__],
     }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # a __str__ of the user's own
+        return f"(its __str__ raised {type(failure).__name__})"
 
 
 def _drop_own_frames(report: traceback.TracebackException | None) -> None:

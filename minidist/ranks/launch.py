@@ -91,7 +91,7 @@ class Launcher:
 
     def last_words(self, ticket: str) -> str:
         """The end of a rank's log; "" if it wrote nothing below Python."""
-        return tail(self.door.path(f"rank-{ticket.rpartition(':')[2]}.log"))
+        return tail(self.door.path(log_name(ticket)))
 
     def abandon(self, tickets: list[str]) -> None:
         """End ranks whose start was given up, as soon as they are known."""
@@ -106,8 +106,10 @@ class Launcher:
         """Exit code of a process whose connection has closed; None if its end is not heard of in time."""
         deadline = time.monotonic() + wait_s
         while pid not in self.ended and time.monotonic() < deadline:
-            with contextlib.suppress(RuntimeError):
+            try:
                 self.check()
+            except RuntimeError:
+                break
             time.sleep(0.002)
         return self.ended.get(pid)
 
@@ -122,14 +124,22 @@ class ZygoteLauncher(Launcher):
 
     def start(self, tickets: list[str], modules: list[str]) -> None:
         """Ask for one rank a ticket, which has imported `modules`."""
-        deadline = time.monotonic() + START_S
+        try:
+            self._meet(time.monotonic() + START_S)
+        except BaseException:
+            self.process.kill()  # an interrupt may have come in the middle of the greeting
+            self.process.wait()
+            raise
+        self._tell("fork", modules, {ticket: self.door.path(log_name(ticket)) for ticket in tickets})
+
+    def _meet(self, deadline: float) -> None:
+        """Wait until the zygote has called, which it does once it has imported torch."""
         while self.connection is None:
             caller = self.door.accept(0.1)
             if caller:
                 self.connection = caller[0]
             elif self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"ranks cannot start: {tail(self.door.path('zygote.log')) or 'its log is empty'}")
-        self._tell("fork", modules, tickets, self.door.path("rank-"))
+                raise RuntimeError(f"ranks cannot start: {tail(self.door.path('zygote.log')) or 'their log is empty'}")
 
     def signal(self, pids: list[int], number: int) -> None:
         """Send a signal to ranks that still run."""
@@ -150,7 +160,7 @@ class ZygoteLauncher(Launcher):
                 if what == "ended":
                     self.ended[rest[0]] = rest[1]
                 elif what == "forked":
-                    self.pids.update(zip(*rest, strict=True))
+                    self.pids.update(rest[0])
         except (OSError, EOFError):
             raise RuntimeError("the process that forks ranks is gone") from None
 
@@ -184,8 +194,7 @@ class SpawnLauncher(Launcher):
     def start(self, tickets: list[str], modules: list[str]) -> None:
         """Start one process a ticket; what it needs of `modules` it imports when it does."""
         for ticket in tickets:
-            log = f"rank-{ticket.rpartition(':')[2]}.log"
-            process = start_python("minidist.ranks.worker", [self.door.address, ticket], self.door, log)
+            process = start_python("minidist.ranks.worker", [self.door.address, ticket], self.door, log_name(ticket))
             self.processes[process.pid], self.pids[ticket] = process, process.pid
 
     def signal(self, pids: list[int], number: int) -> None:
@@ -222,6 +231,11 @@ def start_python(module: str, arguments: list[str], door: Door, log: str) -> sub
             start_new_session=True,
             env={**os.environ, KEY: door.key.hex(), "PYTHONPATH": path},
         )
+
+
+def log_name(ticket: str) -> str:
+    """File for what a rank writes below Python's streams."""
+    return f"log-{ticket}"
 
 
 def tail(path: str, lines: int = 12) -> str:

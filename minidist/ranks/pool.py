@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -39,6 +40,8 @@ class Pool:
         self.lost: str | None = None  # why the ranks of before are gone, while that explains a missing variable
         self.in_step = True  # whether the last run left all groups with nothing under way
         self.holds_variables = False  # whether somebody would miss them
+        self._tickets: list[str] = []
+        self._files: list[str] = []  # board, rendezvous, and each rank's stacks
         self._known: set[tuple[str, int]] = set()  # sources typed by the user that the ranks have
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -55,13 +58,15 @@ class Pool:
         number, door = next(_numbers), self.launcher.door
         self.ear, self._known = Ear(), set()
         self.threads = host.threads_per_rank(self.ranks)
-        board = door.path(f"board-{number}")
+        board, rendezvous = door.path(f"board-{number}"), door.path(f"rendezvous-{number}")
+        stacks = [door.path(f"stacks-{number}-{rank}") for rank in range(self.ranks)]
         self.board = Board.create(board, self.ranks)
-        tickets = [f"{number}:{rank}" for rank in range(self.ranks)]
+        self._tickets = tickets = [f"{number}-{rank}" for rank in range(self.ranks)]
+        self._files = [board, rendezvous, *stacks]
         orders = {
             **{"world_size": self.ranks, "threads": self.threads, "interface": host.loopback_interface(), "board": board},
-            **{"rendezvous": door.path(f"rendezvous-{number}"), "folder": self.launcher.leaves},
-            **{"cwd": os.getcwd(), "path": list(sys.path), "environ": dict(os.environ)},
+            **{"rendezvous": rendezvous, "folder": self.launcher.leaves},
+            **{"cwd": os.getcwd(), "path": list(sys.path), "environ": _environ()},
         }
         deadline = time.monotonic() + START_S
         try:
@@ -69,7 +74,7 @@ class Pool:
             for rank, ticket in enumerate(tickets):
                 member = Member(rank, *self.launcher.rank(ticket, deadline))
                 self.members.append(member)
-                member.connection.send({**orders, "rank": rank, "stacks": door.path(f"stacks-{number}-{rank}")})
+                member.connection.send({**orders, "rank": rank, "stacks": stacks[rank]})
             listening = self._listen(0, Printer(self.ranks))
             listening.until(deadline)
             if listening.failed_at or listening.pending():
@@ -88,6 +93,9 @@ class Pool:
         self.launcher.signal([member.pid for member in members], signal.SIGKILL)
         for member in members:
             member.connection.close()
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                os.remove(path)
 
     def _why(self, listening: Listening) -> str:
         outcomes = listening.outcomes
@@ -97,7 +105,7 @@ class Pool:
         return outcomes[rank].error.get("traceback") or self._log(rank)
 
     def _log(self, rank: int) -> str:
-        return self.launcher.last_words(f":{rank}")
+        return self.launcher.last_words(self._tickets[rank])
 
     # Runs -----------------------------------------------------------------------------------------------------------
 
@@ -129,7 +137,7 @@ class Pool:
         with self.busy:
             job, context = next(_numbers), {**context, **self._surroundings(), "renumber": self.in_step}
             for rank in range(self.ranks):
-                self.board.reset(rank, "idle")  # numbers start anew: nobody must find a peer's call of the last run
+                self.board.reset(rank)  # numbers start anew: nobody must find a peer's call of the last run
             listening = self._listen(job, printer)
             try:
                 for member in self.members:
@@ -193,7 +201,7 @@ class Pool:
 
     def _stacks(self, members: list[Member]) -> dict[int, str]:
         """The Python stacks of ranks, written by faulthandler even where a rank sits in C++."""
-        files = {member.rank: open(self._stack_file(member.rank)) for member in members}  # noqa: SIM115
+        files = {member.rank: open(self._files[2 + member.rank]) for member in members}  # noqa: SIM115
         try:
             self.launcher.signal([member.pid for member in members], signal.SIGUSR1)
             stacks = dict.fromkeys(files, "")
@@ -207,9 +215,6 @@ class Pool:
             for file in files.values():
                 file.close()
 
-    def _stack_file(self, rank: int) -> str:
-        return self.board.path.replace("board-", "stacks-") + f"-{rank}"
-
     def _free(self, listening: Listening) -> None:
         """After an interrupt: let ranks come back by themselves, with their variables, or end them."""
         try:
@@ -218,18 +223,25 @@ class Pool:
                 listening.until(time.monotonic() + FREE_S)
                 if in_step(listening.outcomes, self.ranks):
                     return
-            print(GONE, file=sys.stderr)
-            self.lost = "they were interrupted."
+            self.in_step, self.lost = False, "they were interrupted."
+            if farewell := self._farewell():
+                print(farewell, file=sys.stderr)
         except KeyboardInterrupt:
             pass  # impatient: the first one is on its way
         self.kill()
 
-    def state(self, rank: int) -> RankState | None:
-        """What the board says of a rank; None while the ranks are down."""
-        return self.board.state(rank) if self.members else None
+    def states(self) -> list[tuple[Member, RankState]]:
+        """What the board says of each rank; [] while the ranks are down. Another thread may ask during a run."""
+        return [(member, self.board.state(member.rank)) for member in list(self.members)]
 
 
 OURS = ("minidist.core.", "minidist.parallel", "minidist.model", "minidist.data", "minidist.train", "minidist.checkpoint")
+
+
+def _environ() -> dict[str, str]:
+    """Our environment without a launcher's marks: these ranks are nobody else's."""
+    marks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in os.environ.items() if name not in marks}
 
 
 def check_layout(layout: Layout | None, ranks: int) -> Layout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Session:
 
     def warm_up(self) -> Launcher:
         """Start the zygote, which imports torch while this process goes on."""
+        if not hasattr(socket, "AF_UNIX"):
+            raise UsageError("ranks need Linux or macOS: on Windows, run this inside WSL 2")
         if self.launcher is None or not self.launcher.alive:
             self._close()
             self.launcher = (ZygoteLauncher if self.method == "fork" else SpawnLauncher)(Door())
@@ -95,15 +98,13 @@ class Session:
 
     def status(self) -> list[RankStatus]:
         """The ranks used last."""
-        pool, found = self.latest, []
-        for rank in range(pool.ranks if pool else 0):
-            state = pool.state(rank)
-            if state is None:
-                found.append(RankStatus(rank, None, "down", None, 0.0))
-            else:
-                last = collective(state.history[-1]) if state.history else None
-                found.append(RankStatus(rank, pool.members[rank].pid, state.status, last, time.monotonic() - state.since))
-        return found
+        if self.latest is None:
+            return []
+        found = []
+        for member, state in self.latest.states():
+            last = collective(state.history[-1]) if state.history else None
+            found.append(RankStatus(member.rank, member.pid, state.status, last, time.monotonic() - state.since))
+        return found or [RankStatus(rank, None, "down", None, 0.0) for rank in range(self.latest.ranks)]
 
     def stop(self) -> None:
         """End all ranks and forget what was pushed. The next run starts new ones."""

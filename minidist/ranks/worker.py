@@ -74,8 +74,10 @@ class Rank:
             while True:
                 self.inbox.put(self.connection.recv())
         except (OSError, EOFError):
-            if os.getppid() != self.launcher:  # not only this pool: the parent itself is gone, and a zygote cleans up itself
-                shutil.rmtree(self.orders["folder"] or "", ignore_errors=True)
+            if folder := self.orders["folder"]:  # spawned: nobody else is there to clean up
+                time.sleep(0.1)  # a killed parent's connections close before it is gone
+                if os.getppid() != self.launcher:
+                    shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 
     def _settle(self) -> None:
@@ -92,13 +94,14 @@ class Rank:
 
         import torch
 
-        from minidist.core import mesh
+        from minidist.core import device, mesh
         from minidist.core.board import Board
 
         torch.set_num_threads(orders["threads"])
         self.board = Board.open(orders["board"])
         if self.world_size > 1:
             mesh.connect(self.rank, self.world_size, f"file://{orders['rendezvous']}", timeout_s=24 * 3600.0)
+        self.device = device.for_rank(self.rank, self.world_size)
         self.main.__dict__.update(rank=self.rank, world_size=self.world_size, torch=torch)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # forked ranks would all draw the same numbers
@@ -171,7 +174,7 @@ class Rank:
 
         layout, wait_s = context["layout"], context["timeout_s"] + SLACK_S
         if layout not in self.meshes:
-            self.meshes[layout] = Mesh(layout, self.rank, board=self.board, check=context["check"], timeout_s=wait_s)
+            self.meshes[layout] = Mesh(layout, self.rank, device=self.device, board=self.board)
         mesh = self.meshes[layout]
         mesh.wire.check, mesh.wire.timeout_s, mesh.delay = context["check"], wait_s, None
         mesh.tape.clear()

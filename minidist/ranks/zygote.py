@@ -55,11 +55,11 @@ class Zygote:
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up pipe hears of it
-        self.parent.send(("zygote", os.getpid()))
         selector = selectors.DefaultSelector()
         selector.register(self.parent, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         try:
+            self.parent.send(("zygote", os.getpid()))
             while True:
                 for found, _ in selector.select():
                     if found.fileobj == woken:  # some child has ended
@@ -72,15 +72,15 @@ class Zygote:
             self._kill(self.children, signal.SIGKILL)
             for pid in self.children:
                 os.waitpid(pid, 0)  # whoever sees this process gone shall see them gone
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)  # a parent that was killed could not
 
     def _obey(self, what: str, *rest, close: tuple) -> None:
         if what == "fork":
-            modules, tickets, log = rest
+            modules, logs = rest
             for name in modules:
                 with contextlib.suppress(Exception):  # a module that does not import tells the rank that needs it
                     importlib.import_module(name)
-            self.parent.send(("forked", tickets, [self._fork(ticket, log, close) for ticket in tickets]))
+            self.parent.send(("forked", {ticket: self._fork(ticket, log, close) for ticket, log in logs.items()}))
         elif what == "kill":
             self._kill(*rest)
 
@@ -114,7 +114,7 @@ class Zygote:
             self.parent.close()
             os.close(woken)
             os.close(waker)
-            log_to(f"{log}{ticket.rpartition(':')[2]}.log")
+            log_to(log)
             worker.main(self.address, self.key, ticket)
             code = 0
         except BaseException:
@@ -142,9 +142,12 @@ def log_to(path: str) -> None:
 
 
 def main(address: str, folder: str) -> None:
-    """Import, then serve."""
-    key = bytes.fromhex(os.environ.pop(worker.KEY))
-    zygote = Zygote(address, key, folder)
+    """Call the parent, import, then serve."""
+    try:
+        zygote = Zygote(address, bytes.fromhex(os.environ.pop(worker.KEY)), folder)
+    except OSError:  # the parent did not live to hear the call
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     for name in (*TORCH_PARTS, *OUR_PARTS):
         importlib.import_module(name)
     gc.collect()

@@ -1,0 +1,54 @@
+"""Ranks for these tests: quick to give up, and none left behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks.processes import ROOT
+
+from minidist import ranks
+from minidist.ranks import collect
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_ranks_left():
+    yield
+    ranks.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Free the victims of a failure, and see a deadlock, after a fifth of a second."""
+    monkeypatch.setattr(collect, "GRACE_S", 0.2)
+    monkeypatch.setattr(collect, "CERTAIN_S", 0.2)
+    monkeypatch.setattr(collect, "LOOK_S", 0.1)
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """Environment of a process that uses minidist from this tree, with its temporary files in a folder of its own."""
+    tmp = tmp_path / "t"
+    tmp.mkdir()
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp), "IPYTHONDIR": str(tmp_path / "ipython")}
+
+
+@pytest.fixture
+def script(environ, tmp_path):
+    """Start a Python script; it is killed at the end of the test if it still runs."""
+    started = []
+
+    def start(source: str) -> subprocess.Popen:
+        path = tmp_path / "script.py"
+        path.write_text(source)
+        process = subprocess.Popen(
+            [sys.executable, str(path)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
