@@ -234,7 +234,10 @@ timeline(tapes)
 # The same run, moment by moment: move the slider (or type a number) and see who is running and who is waiting, in what.
 
 # %% name="strip" tags=["widget"]
-course.widget(lambda values: course.rank_strip(tapes, values["ms_after_first_launch"]), ms_after_first_launch=(0, 350, 10, 150))
+course.widget(
+    lambda values: course.rank_strip(tapes, values["ms_after_first_launch"]),
+    ms_after_first_launch=(0, 350, 10, 150),
+)
 
 # %% [markdown] name="break-text"
 # ## Break it
@@ -272,7 +275,8 @@ print(f"mine {loss:.0f}, the worst {worst:.0f}")
 
 # %% name="faded"
 # %%ranks 4
-local = torch.tensor([10.0 * rank, 1.0 + rank])  # the sum of this rank's token losses, and how many tokens
+# the sum of this rank's token losses, and how many tokens it has
+local = torch.tensor([10.0 * rank, 1.0 + rank])
 total = ...  # both numbers, summed over all ranks
 if total is ...:
     print("not finished yet")
@@ -282,7 +286,7 @@ else:
 # %% [markdown] name="train-text"
 # ## Your first distributed training run
 # What all this is for. The engine's own training loop, a small transformer, and a text close at hand: the source of this very
-# package. Once on one rank, once on four, the same settings; the batch is split, gradients are summed. Do the losses agree?
+# engine. Once on one rank, once on four, the same settings; the batch is split, gradients are summed. Do the losses agree?
 
 # %% name="train"
 import json
@@ -293,14 +297,21 @@ import minidist
 from minidist.data import corpus
 from minidist.train import config, loop
 
-folder = Path(tempfile.mkdtemp(prefix="minidist-lesson-"))
+scratch = tempfile.TemporaryDirectory(prefix="minidist-lesson-")  # goes with the kernel
+folder = Path(scratch.name)
 corpus.build(Path(minidist.__file__).parent / "core", folder / "text")
-small = "--model.layers=2 --model.width=48 --model.ffn=96 --train.seq_len=64 --train.steps=6 --train.sample_tokens=0".split()
+small = "--model.layers=2 --model.width=48 --model.ffn=96 --train.seq_len=64".split()
+small += "--train.steps=6 --train.sample_tokens=0 --metrics.plot=false".split()
 losses = {}
 for n in (1, 4):
-    where = [f"--data.source={folder / 'text'}", f"--run.dir={folder}", f"--run.name=on-{n}", "--metrics.plot=false"]
+    where = [
+        f"--data.source={folder}/text",
+        f"--run.dir={folder}",
+        f"--run.name=on-{n}",
+    ]
     ranks.run(loop.train, n, config.load("tiny", [*small, *where], ranks=n))
-    losses[n] = [json.loads(line)["loss"] for line in (folder / f"on-{n}" / "metrics.jsonl").open()]
+    rows = (folder / f"on-{n}" / "metrics.jsonl").read_text().splitlines()
+    losses[n] = [json.loads(row)["loss"] for row in rows]
 for step, (one, four) in enumerate(zip(losses[1], losses[4], strict=True), 1):
     print(f"step {step}: loss on 1 rank {one:.5f}, on 4 ranks {four:.5f}")
 claim("00.same-losses", losses[4], losses[1], rel=1e-4)
@@ -312,13 +323,17 @@ claim("00.same-losses", losses[4], losses[1], rel=1e-4)
 # %% [markdown] name="elsewhere"
 # ## The same idea elsewhere
 #
-# | here | PyTorch | Horovod | JAX | tf.distribute | Accelerate |
-# |---|---|---|---|---|---|
-# | `rank` | `dist.get_rank()` | `hvd.rank()` | `jax.process_index()` | replica id in its sync group | `accelerator.process_index` |
-# | `world_size` | `dist.get_world_size()` | `hvd.size()` | `jax.process_count()` | `num_replicas_in_sync` | `accelerator.num_processes` |
-# | `%%ranks 4`, `ranks.run` | `torchrun`, `mp.spawn` | `horovodrun` | one process a host, devices in each | a `Strategy` and its scope | `accelerate launch`, `notebook_launcher` |
-# | `comm.all_reduce` | `dist.all_reduce` | `hvd.allreduce` | `jax.lax.psum` | `strategy.reduce` | `accelerator.reduce` |
-# | hang report | flight recorder, `monitored_barrier` | stall inspector | – | – | – |
+# | | my number | how many of us | start them | sum over all |
+# |---|---|---|---|---|
+# | here | `rank` | `world_size` | `%%ranks 4`, `ranks.run` | `comm.all_reduce` |
+# | PyTorch | `dist.get_rank()` | `dist.get_world_size()` | `torchrun`, `mp.spawn` | `dist.all_reduce` |
+# | Accelerate | `accelerator.process_index` | `accelerator.num_processes` | `accelerate launch` | `accelerator.reduce` |
+# | DeepSpeed | `dist.get_rank()` | `dist.get_world_size()` | `deepspeed` | `dist.all_reduce` |
+# | Horovod | `hvd.rank()` | `hvd.size()` | `horovodrun` | `hvd.allreduce` |
+# | JAX | `jax.process_index()` | `jax.process_count()` | one process a host | `jax.lax.psum` |
+# | tf.distribute | id in the replica context | `num_replicas_in_sync` | a `Strategy`'s scope | `strategy.reduce` |
+#
+# Hangs have tools elsewhere too: PyTorch's flight recorder and `monitored_barrier`, Horovod's stall inspector.
 
 # %% [markdown] name="lives-text"
 # ## Where this lives in the engine

@@ -37,17 +37,21 @@ class AltFigure(Figure):
     alt: str = ""
 
     def _repr_html_(self) -> str:
-        image = io.BytesIO()
-        self.savefig(image, format="png", dpi=144, bbox_inches="tight")
-        source = base64.b64encode(image.getvalue()).decode()
-        words = html.escape(self.alt, quote=True)
-        return (
-            f'<figure style="margin:0"><img style="max-width:100%" alt="{words}" src="data:image/png;base64,{source}">'
-            f'<figcaption><pre style="white-space:pre-wrap">{words}</pre></figcaption></figure>'
-        )
+        return picture(self, self.alt)
 
     def __repr__(self):
         return self.alt or super().__repr__()
+
+
+def picture(figure: Figure, words: str) -> str:
+    """A figure as HTML: a PNG with `words` as its alternative text, and the same words to read under it."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=144, bbox_inches="tight")
+    source, words = base64.b64encode(image.getvalue()).decode(), html.escape(words, quote=True)
+    return (
+        f'<figure style="margin:0"><img style="max-width:100%" alt="{words}" src="data:image/png;base64,{source}">'
+        f'<figcaption><pre style="white-space:pre-wrap;margin:0.4em 0">{words}</pre></figcaption></figure>'
+    )
 
 
 def timeline(tapes: Sequence[Tape], *, title: str = "Who talked when", width: float = 9.0) -> AltFigure:

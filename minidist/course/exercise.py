@@ -22,6 +22,7 @@ def check(key: str, *, seed: int | None = None) -> None:
     except ValueError as error:
         _say_or_raise(str(error))
         return
+    print(f"{key}: checking ...", end="\r", flush=True)  # the verdict takes its place
     result = grading.grade(task, _cells(task), seed=seed)
     print("\n".join(result.lines()))
     session.current.tries[key] = session.current.tries.get(key, 0) + (result.status != "not started")

@@ -80,7 +80,7 @@ def command(target: Path, *, browser: bool = True, port: int | None = None) -> l
     """The command that starts JupyterLab: loopback only, at lesson 0."""
     line = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={target}"]
     line.append(f"--LabApp.default_url=/lab/tree/{FIRST}")
-    line.append("--LabApp.news_url=None")  # no call home, and no question about it
+    line.append("--log-level=WARN")  # the address is still printed
     if not browser:
         line.append("--no-browser")
     if port is not None:
@@ -88,6 +88,12 @@ def command(target: Path, *, browser: bool = True, port: int | None = None) -> l
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         line.append("--allow-root")
     return line
+
+
+def config_path() -> str:
+    """Our own Jupyter settings, which only keep it from asking whether it may fetch news, before whatever the user has."""
+    own = str(Path(__file__).parent / "jupyter")
+    return os.pathsep.join([own, *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])])
 
 
 def lab(directory: str | Path | None = None, *, browser: bool = True, port: int | None = None) -> int:
@@ -98,8 +104,12 @@ def lab(directory: str | Path | None = None, *, browser: bool = True, port: int 
     for line in copy_course(target):
         print(line)
     print(f"Your course: {target}\nStart with {FIRST}; JupyterLab prints its address below.", flush=True)
-    env = {**os.environ, "MINIDIST_COURSE": str(target)}
+    env = {**os.environ, "MINIDIST_COURSE": str(target), "JUPYTER_CONFIG_PATH": config_path()}
+    line = command(target, browser=browser, port=port)
+    if os.name == "posix":  # become Jupyter: stopping this process then stops it, not its parent
+        sys.stdout.flush()
+        os.execve(line[0], line, env)
     try:
-        return subprocess.call(command(target, browser=browser, port=port), env=env)
+        return subprocess.call(line, env=env)
     except KeyboardInterrupt:
         return 0

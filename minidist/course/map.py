@@ -9,38 +9,39 @@ from minidist.course import progress, tasks
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson. `needs` are its hard prerequisites; every other link is only helpful."""
+    """One lesson. `needs` are its hard prerequisites; every other link is only helpful. `place` is (column, row) on the map."""
 
     number: int
     title: str
     essential: bool
-    needs: tuple[int, ...] = ()
+    needs: tuple[int, ...]
+    place: tuple[int, int]
     ready: bool = False
     """whether its notebook exists in this version"""
 
 
 LESSONS = (
-    Lesson(0, "A cluster in your notebook", True, ready=True),
-    Lesson(1, "What a GPU is", True, (0,)),
-    Lesson(2, "Where memory and arithmetic go", True, (1,)),
-    Lesson(3, "Number formats", True, (2,)),
-    Lesson(4, "Memory for time on one device", True, (2,)),
-    Lesson(5, "Collectives, and how they go wrong", True, (0,)),
-    Lesson(6, "Ring all-reduce, the cost model", True, (5,)),
-    Lesson(7, "Data parallel, for real", True, (6,)),
-    Lesson(8, "Large batches", False, (2, 7)),
-    Lesson(9, "Relaxing synchrony", False, (7,)),
-    Lesson(10, "Compressing gradients", False, (7,)),
-    Lesson(11, "ZeRO 1/2/3 (FSDP)", True, (3, 7)),
-    Lesson(12, "Tensor + sequence parallel", True, (6,)),
-    Lesson(13, "Context parallel", False, (12,)),
-    Lesson(14, "Pipelines", True, (4, 5)),
-    Lesson(15, "Experts", False, (5, 7)),
-    Lesson(16, "Data, stopping and starting", True, (11,)),
-    Lesson(17, "Launchers, topology, meshes", True, (11, 12, 14)),
-    Lesson(18, "Faults and elasticity", False, (16,)),
-    Lesson(19, "Seeing and measuring", True, (1, 7)),
-    Lesson(20, "Capstone: 13B on 64 GPUs", True, (4, 11, 12, 14, 16, 17, 19)),
+    Lesson(0, "A cluster in your notebook", True, (), (0, 2), ready=True),
+    Lesson(1, "What a GPU is", True, (0,), (1, 1)),
+    Lesson(2, "Where memory and arithmetic go", True, (1,), (2, 1)),
+    Lesson(3, "Number formats", True, (2,), (3, 0)),
+    Lesson(4, "Memory for time on one device", True, (2,), (3, 1)),
+    Lesson(5, "Collectives, and how they go wrong", True, (0,), (1, 3)),
+    Lesson(6, "Ring all-reduce, the cost model", True, (5,), (2, 3)),
+    Lesson(7, "Data parallel, for real", True, (6,), (3, 3)),
+    Lesson(8, "Large batches", False, (2, 7), (3, 2)),
+    Lesson(9, "Relaxing synchrony", False, (7,), (5, 3)),
+    Lesson(10, "Compressing gradients", False, (7,), (5, 4)),
+    Lesson(11, "ZeRO 1/2/3 (FSDP)", True, (3, 7), (4, 0)),
+    Lesson(12, "Tensor + sequence parallel", True, (6,), (3, 5)),
+    Lesson(13, "Context parallel", False, (12,), (4, 5)),
+    Lesson(14, "Pipelines", True, (4, 5), (4, 1)),
+    Lesson(15, "Experts", False, (5, 7), (3, 4)),
+    Lesson(16, "Data, stopping and starting", True, (11,), (5, 0)),
+    Lesson(17, "Launchers, topology, meshes", True, (11, 12, 14), (5, 1)),
+    Lesson(18, "Faults and elasticity", False, (16,), (6, 0)),
+    Lesson(19, "Seeing and measuring", True, (1, 7), (5, 2)),
+    Lesson(20, "Capstone: 13B on 64 GPUs", True, (4, 11, 12, 14, 16, 17, 19), (6, 1)),
 )
 
 LOOKS = {"done": ("#009E73", ""), "started": ("#E69F00", "//"), "open": ("#FFFFFF", "")}
@@ -77,53 +78,53 @@ def course_map():
     from minidist.core.timeline import AltFigure
 
     now = states()
-    places = _places()
-    columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
-    figure = AltFigure(figsize=(1.75 * columns + 0.2, 0.95 * rows + 0.5), facecolor="white")
+    columns, rows = (max(lesson.place[i] for lesson in LESSONS) + 1 for i in (0, 1))
+    figure = AltFigure(figsize=(1.42 * columns, 0.74 * rows + 0.3), facecolor="white")
     axes = figure.add_axes((0.005, 0.01, 0.99, 0.98))
     axes.set_axis_off()
-    axes.set_xlim(-0.52, columns - 0.48)
-    axes.set_ylim(rows - 0.35, -0.75)
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.6, -0.85)
     for lesson in LESSONS:
-        for need in lesson.needs:
-            _arrow(axes, places[need], places[lesson.number], lesson.essential)
-    for lesson in LESSONS:
-        _box(axes, places[lesson.number], lesson, now[lesson.number])
-    axes.text(-0.5, -0.68, "thick frame: essential    green: done    orange, hatched: started    white: open", fontsize=9)
+        for need in direct(lesson):
+            _arrow(axes, need, lesson)
+        _box(axes, lesson, now[lesson.number])
+    axes.text(-0.46, -0.7, "thick frame: essential    green: done    orange, hatched: started    white: open", fontsize=9)
     figure.alt = words(now)
     return figure
 
 
-def _places() -> dict[int, tuple[int, int]]:
-    """Column: the longest way from lesson 0. Row: the next free one, essentials first."""
-    depth: dict[int, int] = {}
-    for lesson in LESSONS:
-        depth[lesson.number] = max((depth[need] + 1 for need in lesson.needs), default=0)
-    places, filled = {}, {}
-    for lesson in sorted(LESSONS, key=lambda lesson: (not lesson.essential, lesson.number)):
-        column = depth[lesson.number]
-        row = filled[column] = filled.get(column, -1) + 1
-        places[lesson.number] = (column, row)
-    return places
+def direct(lesson: Lesson) -> list[Lesson]:
+    """The prerequisites that no other prerequisite already implies: what the map draws."""
+    return [LESSONS[need] for need in lesson.needs if not any(need in implied(LESSONS[other]) for other in lesson.needs)]
 
 
-def _arrow(axes, tail: tuple[int, int], head: tuple[int, int], essential: bool) -> None:
-    look = {"arrowstyle": "-|>", "color": "#444444" if essential else "#999999", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
-    start, stop = (tail[0] + 0.43, tail[1]), (head[0] - 0.43, head[1])
-    axes.annotate("", stop, start, arrowprops={**look, "connectionstyle": "arc3,rad=0.06"}, zorder=1)
+def implied(lesson: Lesson) -> set[int]:
+    """Everything a lesson stands on, however far back."""
+    return set(lesson.needs).union(*(implied(LESSONS[need]) for need in lesson.needs))
 
 
-def _box(axes, place: tuple[int, int], lesson: Lesson, state: str) -> None:
+def _arrow(axes, tail: Lesson, head: Lesson) -> None:
+    """From the edge of one box to the edge of another: sideways, or straight up or down within a column."""
+    (x0, y0), (x1, y1) = tail.place, head.place
+    if x0 == x1:
+        start, stop = (x0, y0 + (0.3 if y1 > y0 else -0.3)), (x1, y1 + (-0.3 if y1 > y0 else 0.3))
+    else:
+        start, stop = (x0 + 0.43, y0), (x1 - 0.43, y1)
+    look = {"arrowstyle": "-|>", "color": "#333333" if head.essential else "#888888", "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", stop, start, arrowprops=look, zorder=1)
+
+
+def _box(axes, lesson: Lesson, state: str) -> None:
     import textwrap
 
     from matplotlib.patches import FancyBboxPatch
 
     colour, hatch = LOOKS[state]
-    x, y = place
+    x, y = lesson.place
     box = FancyBboxPatch(
-        (x - 0.41, y - 0.27),
+        (x - 0.41, y - 0.28),
         0.82,
-        0.54,
+        0.56,
         boxstyle="round,pad=0.02,rounding_size=0.06",
         facecolor=colour,
         edgecolor="black",
@@ -132,6 +133,6 @@ def _box(axes, place: tuple[int, int], lesson: Lesson, state: str) -> None:
         zorder=2,
     )
     axes.add_patch(box)
-    text = "\n".join([str(lesson.number), *textwrap.wrap(lesson.title, 18)])
+    text = "\n".join(textwrap.wrap(f"{lesson.number}. {lesson.title}", 18))
     paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1} if hatch else None
     axes.text(x, y, text, ha="center", va="center", fontsize=7.5, zorder=3, color="black", bbox=paper)

@@ -6,9 +6,7 @@ reopened notebook, the book and a screen reader get them without a click. An err
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -65,19 +63,14 @@ def _redraw(picture, fn: Callable, values: dict) -> None:
 
 def _draw(fn: Callable, values: dict) -> str:
     """`fn`'s figure and words as HTML; an error as its traceback, which is also recorded for `finish()`."""
+    from minidist.core.timeline import picture
+
     try:
         figure, text = fn(dict(values))
     except Exception as error:
         session.failed(f"a widget's drawing at {values} ended with {type(error).__name__}: {error}")
         return f"<pre>{html.escape(traceback.format_exc(limit=-2))}</pre>"
-    words = html.escape(text, quote=True)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=144, bbox_inches="tight")
-    data = base64.b64encode(image.getvalue()).decode()
-    return (
-        f'<img style="max-width:100%" alt="{words}" src="data:image/png;base64,{data}">'
-        f'<pre style="white-space:pre-wrap">{words}</pre>'
-    )
+    return picture(figure, text)
 
 
 def rank_strip(tapes: Sequence[Tape], at_ms: float):
