@@ -142,7 +142,7 @@ def test_byte_tokenizer():
 
 
 def test_bpe_corpus(folder, tmp_path):
-    """Text comes back exactly, also text that names the separator; deterministic; learnt from the training part only."""
+    """Text comes back exactly, also text that names the separator; the same text gives the same files."""
     made = build(folder, tmp_path / "bpe", "bpe:400")
     header, coder = made.train.header, made.tokenizer
     assert coder.separator == 0 and header["tokenizer"] == coder.name and 257 < coder.vocab <= 400
@@ -157,6 +157,14 @@ def test_bpe_corpus(folder, tmp_path):
     files = ("tokenizer.json", "train.bin", "validation.bin")
     assert all((tmp_path / "again" / f).read_bytes() == (tmp_path / "bpe" / f).read_bytes() for f in files)
     assert isinstance(corpus.open_folder(tmp_path / "bpe").tokenizer, BPETokenizer)
+
+
+def test_bpe_learns_from_the_training_part_only(tmp_path):
+    """A word that fills the held-out end becomes no token, though it is the most frequent pair of the whole text."""
+    (tmp_path / "book.txt").write_text("".join(f"line {i}\n" for i in range(500)) + "zqzq" * 40 + "\n")
+    made = build(tmp_path / "book.txt", tmp_path / "out", "bpe:270")
+    assert "zqzq" in made.tokenizer.decode(made.validation.array)
+    assert len(made.tokenizer.encode("zq")) == 2 and len(made.tokenizer.encode("line")) < 3
 
 
 def test_token_file(tmp_path):
