@@ -1,12 +1,14 @@
 """The course map is walkable, and widgets can be used, read and trusted without looking at them."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from minidist.core.tape import Line, Tape
-from minidist.course import map as course, progress, session, widgets
+from minidist.course import map as course
+from minidist.course import progress, session, widgets
 from minidist.course.map import LESSONS
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,12 @@ def test_a_widget_stands_without_a_click_and_follows_slider_and_number_box(shown
     box.value = 1
     assert slider.value == 1 and "a b is 1" in picture.value
     assert session.current.errors == []
+
+
+def test_without_ipywidgets_the_figure_and_its_words_are_still_there(shown, monkeypatch):  # case C56
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    widgets.widget(draw, a_b=(0, 5, 1, 2))
+    assert len(shown) == 1 and shown[0].data.count("a b is 2") == 2
 
 
 def test_an_error_while_drawing_is_shown_in_place_and_recorded(shown):
