@@ -302,10 +302,7 @@ def _run_training(config: Any, ranks: int) -> dict[str, Any] | None:
         return train(meshes.Mesh(config.layout, device=for_rank(0, 1)), config)
     from minidist import ranks as pool
 
-    try:
-        return pool.run(train, ranks, config, layout=config.layout, timeout_s=FOREVER_S, check=False)[0]
-    finally:
-        pool.stop()
+    return pool.run(train, ranks, config, layout=config.layout, timeout_s=FOREVER_S, check=False)[0]
 
 
 def _under_torchrun() -> bool:
