@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -29,7 +30,7 @@ class Run:
     """Where a run lives and what its randomness starts from."""
 
     name: str = "run"
-    """name of the run: its files lie in the folder DIR/NAME"""
+    """name of the run: its files lie in the folder DIR/NAME, or NAME-2, NAME-3, ... so that no run replaces another"""
     dir: str = field(default_factory=_runs)
     """the folder that holds runs; $MINIDIST_RUNS where that is set"""
     seed: int = 1
@@ -243,6 +244,8 @@ def check(config: Config, ranks: int = 1) -> None:
         value = getattr(getattr(config, section), name)
         if value is not None and not value >= least:
             raise ValueError(f"{key} = {value}: give at least {least}")
+    if not re.fullmatch(r"\w[\w.+ -]*", config.run.name):
+        raise ValueError(f"run.name = {settings.show(config.run.name)}: give a plain name, and the place as run.dir")
     _check_layout(config, ranks)
     _check_batch(config)
     optim = config.optim

@@ -138,6 +138,9 @@ CHECK_FAULTS = {  # overrides, ranks -> what is said
     ("--optim.lr=-1", 1): ("optim.lr = -1.0", "at least 0"),
     ("--optim.lr=nan", 1): ("optim.lr = nan", "at least 0"),
     ("--optim.betas=0.9,1", 1): ("optim.betas = [0.9, 1.0]", "below 1"),
+    ("--run.name=a/b", 1): ('run.name = "a/b"', "run.dir"),
+    ("--run.name=", 1): ('run.name = ""', "a plain name"),
+    ("--run.name=..", 1): ('run.name = ".."', "a plain name"),
     ("--optim.momentum=0.9", 1): ("optim.momentum", "sgd only"),
     ("--optim.name=sgd --optim.eps=1", 1): ("optim.eps", "adamw only"),
 }
