@@ -129,6 +129,7 @@ def test_validation_covers_every_token_once(numbered, dp, micro_batch):
     batches = [b for rank in range(dp) for b in validation_batches(file, 4, micro_batch, rank, dp)]
     targets = torch.cat([b.targets.flatten() for b in batches])
     assert sorted(targets[targets != IGNORE].tolist()) == list(range(2, 28))
+    assert min(int(b.tokens.min()) for b in batches) >= 0  # a batch of one row: marking its targets left its tokens alone
     few = [b for rank in range(dp) for b in validation_batches(file, 4, micro_batch, rank, dp, limit=3)]
     assert sorted(i for b in few for i in b.samples.tolist() if i >= 0) == [0, 2, 4]
     assert max(i for b in validation_batches(file, 4, 2, limit=99) for i in b.samples.tolist()) == 6
