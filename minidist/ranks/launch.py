@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import minidist
 from minidist.ranks.worker import KEY
 
+OURS_IN_A_DUMP = ("/minidist/ranks/", "<frozen runpy>", "Extension modules: ")  # of a crash, written by faulthandler
 START_S = 120.0  # for the zygote's imports or a spawned rank's, on a machine busy with other things
 
 
@@ -91,7 +92,7 @@ class Launcher:
 
     def last_words(self, ticket: str) -> str:
         """The end of a rank's log; "" if it wrote nothing below Python."""
-        return tail(self.door.path(log_name(ticket)))
+        return tail(self.door.path(log_name(ticket)), skip=OURS_IN_A_DUMP)
 
     def abandon(self, tickets: list[str]) -> None:
         """End ranks whose start was given up, as soon as they are known."""
@@ -238,8 +239,9 @@ def log_name(ticket: str) -> str:
     return f"log-{ticket}"
 
 
-def tail(path: str, lines: int = 12) -> str:
-    """The last lines of a log."""
+def tail(path: str, lines: int = 20, skip: tuple[str, ...] = ()) -> str:
+    """The last lines of a log, without blank ones and those that contain one of `skip`."""
     with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        return "\n".join(file.read().rstrip().splitlines()[-lines:])
+        text = [line.rstrip() for line in file if line.strip() and not any(part in line for part in skip)]
+        return "\n".join(text[-lines:])
     return ""

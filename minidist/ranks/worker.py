@@ -25,7 +25,7 @@ SLACK_S = 30.0  # a rank's own deadline comes this much later than its parent's,
 
 
 def main(address: str, key: bytes, ticket: str) -> None:
-    """Connect to the parent, take the orders for this rank, and serve. Returns when told to stop."""
+    """Connect to the parent, take the orders for this rank, and serve. Returns only if the ranks cannot join."""
     global inside
     inside = True
     connection = Client(address, family="AF_UNIX", authkey=key)
@@ -44,6 +44,7 @@ class Rank:
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.Lock()
         self.meshes: dict[Any, Any] = {}
+        self.traffic: dict[tuple, int] = {}  # of the last run
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         self.log = LogTail(2)
         self.out, self.err = (RankStream(name, fd, self._say) for name, fd in (("stdout", 1), ("stderr", 2)))
@@ -61,8 +62,6 @@ class Rank:
         while True:
             try:
                 what, *rest = self.inbox.get()
-                if what == "stop":
-                    return
                 getattr(self, f"_{what}")(*rest)
             except KeyboardInterrupt:
                 continue
@@ -88,7 +87,7 @@ class Rank:
         os.environ.update(orders["environ"])
         os.environ["GLOO_SOCKET_IFNAME"] = orders["interface"]
         self.stacks = open(orders["stacks"], "w")  # noqa: SIM115  # faulthandler needs it for good
-        faulthandler.enable(self.stacks)
+        faulthandler.enable(2, all_threads=False)  # a segmentation fault says where, as this rank's last words
         faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=False)
         self._go_to(orders["cwd"], orders["path"])
 
@@ -130,7 +129,11 @@ class Rank:
 
         def body(mesh):
             fn, args, kwargs = wire.loads(payload)
-            return wire.dumps(fn(mesh, *args, **kwargs))
+            delay, mesh.delay = mesh.delay, None  # a delay line that a cell has set is for cells
+            try:
+                return wire.dumps(fn(mesh, *args, **kwargs))
+            finally:
+                mesh.delay = delay
 
         self._run(job, context, body)
 
@@ -142,9 +145,9 @@ class Rank:
         self.job = job
         try:
             known = name in self.main.__dict__
-            self._send("result", wire.dumps(self.main.__dict__[name]) if known else None, {})
+            self._send("result", wire.dumps(self.main.__dict__[name]) if known else None, self.traffic)
         except Exception as error:
-            self._send("error", {**describe(error), "time": time.monotonic()}, {})
+            self._send("error", {**describe(error), "time": time.monotonic()}, self.traffic)
 
     def _run(self, job: int, context: dict[str, Any], body) -> None:
         """Run `body(mesh)` and report how it ended: its result, or what it raised."""
@@ -166,7 +169,8 @@ class Rank:
             stream.rest()
         if below := self.log.new():
             self._say("stderr", below if below.endswith("\n") else below + "\n")
-        self._send(*outcome, traffic(mesh.tape) if mesh else {})
+        self.traffic = traffic(mesh.tape) if mesh else {}
+        self._send(*outcome, self.traffic)
 
     def _mesh(self, context: dict[str, Any]):
         """The mesh of a layout, made once: all ranks get the same orders in the same order."""
@@ -176,7 +180,7 @@ class Rank:
         if layout not in self.meshes:
             self.meshes[layout] = Mesh(layout, self.rank, device=self.device, board=self.board)
         mesh = self.meshes[layout]
-        mesh.wire.check, mesh.wire.timeout_s, mesh.delay = context["check"], wait_s, None
+        mesh.wire.check, mesh.wire.timeout_s = context["check"], wait_s
         mesh.tape.clear()
         return mesh
 

@@ -1,8 +1,10 @@
 """Ranks for these tests: quick to give up, and none left behind."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from ranks.processes import ROOT
@@ -28,9 +30,9 @@ def impatient(monkeypatch):
 @pytest.fixture
 def environ(tmp_path):
     """Environment of a process that uses minidist from this tree, with its temporary files in a folder of its own."""
-    tmp = tmp_path / "t"
-    tmp.mkdir()
-    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp), "IPYTHONDIR": str(tmp_path / "ipython")}
+    tmp = tempfile.mkdtemp(prefix="r-")  # pytest's own folders have names too long for a socket
+    yield {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": tmp, "IPYTHONDIR": str(tmp_path / "ipython")}
+    shutil.rmtree(tmp)
 
 
 @pytest.fixture

@@ -71,6 +71,20 @@ def test_last_words_below_python_are_shown():
     assert "gloo::EnforceNotMet" in str(caught.value)
 
 
+def test_a_segmentation_fault_says_where():
+    def crashes(mesh):
+        import ctypes
+
+        if mesh.rank == 1:
+            ctypes.string_at(0)
+
+    with pytest.raises(ranks.RankDied, match="SIGSEGV") as caught:
+        ranks.run(crashes, 2)
+    assert "test_failures.py" in str(caught.value) and "in crashes" in str(caught.value)
+    print(caught.value)
+    assert "minidist/ranks/" not in str(caught.value)
+
+
 def test_a_slip_on_all_ranks_keeps_them_and_names_all():
     pids = ranks.run(lambda mesh: os.getpid(), 4)
     with pytest.raises(ranks.RankError) as caught:

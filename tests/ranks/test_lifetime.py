@@ -39,9 +39,9 @@ def read_pids(process) -> list[int]:
     return [int(word) for word in process.stdout.readline().split()]
 
 
-def leftovers(environ) -> list[str]:
+def leftovers(environ, seconds: float = 5.0) -> list[str]:
     """Files left in the temporary folder; removing them may take the last process a moment."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + seconds
     while (
         found := [name for name in os.listdir(environ["TMPDIR"]) if name.startswith("minidist-")]
     ) and time.monotonic() < end:
@@ -53,7 +53,7 @@ def test_nothing_is_left_when_the_parent_is_killed(script, environ):
     process = script(START.format(setup="") + "ranks.run(stuck, 2)")
     pids = read_pids(process)
     time.sleep(0.3)
-    assert len(pids) == 3 and not gone(pids, 0.1)
+    assert len(pids) == 3 and not gone(pids, 0.1) and leftovers(environ, 0.0)
     process.send_signal(signal.SIGKILL)
     assert gone(pids) and leftovers(environ) == []
 

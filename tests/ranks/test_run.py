@@ -38,6 +38,14 @@ def test_layout_shapes_the_mesh_and_the_tape_starts_empty():
         assert ranks.run(program, 4, layout=Layout(dp=2, tp=2)) == [(0, [1], 2), (1, [1], 2), (0, [1], 2), (1, [1], 2)]
 
 
+def test_a_run_sets_the_checks_and_a_patience_longer_than_its_limit():
+    def program(mesh):
+        return mesh.wire.check, mesh.wire.timeout_s > 7
+
+    assert ranks.run(program, 2, timeout_s=7) == [(True, True)] * 2
+    assert ranks.run(program, 2, timeout_s=70, check=False) == [(False, True)] * 2
+
+
 def test_changed_code_runs_five_times_with_an_error_in_between():
     namespace = {"__name__": "__main__"}  # as a cell would define it
     for version in range(5):
