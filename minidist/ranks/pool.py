@@ -19,7 +19,7 @@ from minidist.ranks.blame import GONE, culprit, failure, in_step, readable
 from minidist.ranks.cell import typed_sources
 from minidist.ranks.collect import Ear, Listening, Member
 from minidist.ranks.errors import RankHang, RanksError, UsageError
-from minidist.ranks.launch import START_S, Launcher
+from minidist.ranks.launch import START_S, Launcher, log_name
 from minidist.ranks.output import Printer
 
 STACK_S = 0.3  # for ranks to write their Python stacks once asked
@@ -41,7 +41,7 @@ class Pool:
         self.in_step = True  # whether the last run left all groups with nothing under way
         self.holds_variables = False  # whether somebody would miss them
         self._tickets: list[str] = []
-        self._files: list[str] = []  # board, rendezvous, and each rank's stacks
+        self._files: list[str] = []  # board, rendezvous, each rank's stacks, each rank's log
         self._known: set[tuple[str, int]] = set()  # sources typed by the user that the ranks have
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Pool:
         stacks = [door.path(f"stacks-{number}-{rank}") for rank in range(self.ranks)]
         self.board = Board.create(board, self.ranks)
         self._tickets = tickets = [f"{number}-{rank}" for rank in range(self.ranks)]
-        self._files = [board, rendezvous, *stacks]
+        self._files = [board, rendezvous, *stacks, *(door.path(log_name(ticket)) for ticket in tickets)]
         orders = {
             **{"world_size": self.ranks, "threads": self.threads, "interface": host.loopback_interface(), "board": board},
             **{"rendezvous": rendezvous, "folder": self.launcher.leaves},
