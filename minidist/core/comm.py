@@ -106,7 +106,7 @@ def all_to_all(
     send, recv = list(send or [x.shape[0] // n] * n), list(recv or [x.shape[0] // n] * n)
     if len(send) != n or len(recv) != n or sum(send) != x.shape[0]:
         raise ValueError(
-            f"all_to_all of {x.shape[0]} rows over {n} ranks: send={send} and recv={recv} need {n} items, send the sum of the rows"
+            f"all_to_all of {x.shape[0]} rows over {n} ranks: send={send}, recv={recv} need {n} items, send their sum"
         )
     wire = _to_wire(x, group)
     got = wire.new_empty(sum(recv), *x.shape[1:])

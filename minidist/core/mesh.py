@@ -109,13 +109,14 @@ class Mesh:
             layout.expect_ranks(dist.get_world_size())
         elif layout.world_size > 1:
             raise ValueError(
-                f"a layout of {layout.world_size} ranks in one unconnected process: start ranks with minidist.ranks.run or torchrun"
+                f"a layout of {layout.world_size} ranks in an unconnected process: start it by minidist.ranks.run or torchrun"
             )
         if check and board is None:
             raise ValueError("check=True compares ranks through shared memory: pass a board, or check=False")
         self.layout, self.rank = layout, rank
         self.wire = Wire(rank, device or torch.device("cpu"), tape or Tape(rank), board, check, timeout_s)
         self._handles: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._extra: dict[str, tuple[int, ...]] = {}  # groups made by new_group
         self._groups = {name: self._make(name, layout.groups(name)) for name in GROUPS}
 
     @property
@@ -159,20 +160,23 @@ class Mesh:
         return self._groups[name]
 
     def new_group(self, ranks: Iterable[int], name: str) -> Group | None:
-        """Make a group of any ranks. All ranks of the world must call this; those outside get None."""
-        if name in self._groups:
-            raise ValueError(f"there is a group called {name!r} already: use mesh.group({name!r}) or another name")
-        group = self._make(name, [list(ranks)])
-        if group is not None:
-            self._groups[name] = group
-        return group
+        """The group of any ranks, made at the first call. All ranks of the world must call this; those outside get None."""
+        ranks = tuple(ranks)
+        known = self._extra.get(name)
+        if name in GROUPS or (known is not None and known != ranks):
+            raise ValueError(f"there is a group called {name!r} of other ranks already: use another name")
+        if known is None:  # a notebook cell that is run again asks for a group that is there
+            self._extra[name] = ranks
+            if group := self._make(name, [ranks]):
+                self._groups[name] = group
+        return self._groups.get(name)
 
     def renumber(self) -> None:
         """Count operations from 1 again. Every rank must do so, between two runs that left nothing under way."""
         for group in self._groups.values():
             group.calls.clear()
 
-    def _make(self, name: str, groups: list[list[int]]) -> Group | None:
+    def _make(self, name: str, groups: Iterable[Iterable[int]]) -> Group | None:
         mine = None
         for ranks in map(tuple, groups):
             handle = self._handle(ranks)

@@ -166,7 +166,7 @@ def test_check_lines_are_in_no_total():
         (lambda g: comm.all_gather(torch.tensor(1.0), g), "a scalar needs view(1)"),
         (lambda g: comm.all_gather(torch.ones(2), g, torch.ones(3)), "out has shape [3], the result has [2]"),
         (lambda g: comm.reduce_scatter(torch.ones(2), g, torch.ones(1)), "out has shape [1], the result has [2]"),
-        (lambda g: comm.all_to_all(torch.ones(2), g, [3], [3]), "send=[3] and recv=[3] need 1 items"),
+        (lambda g: comm.all_to_all(torch.ones(2), g, [3], [3]), "send=[3], recv=[3] need 1 items"),
         (lambda g: comm.broadcast(torch.ones(2), g, src=1), "src = 1: world has places 0 to 0"),
         (lambda g: comm.send(torch.ones(2), g, 0), "send to myself"),
     ],

@@ -47,8 +47,8 @@ def test_operations_take_at_least_what_the_link_takes():
         broadcast, first, second, send, recv = tape
         assert not early
         assert broadcast.finish - broadcast.launch >= 0.15
-        assert first.finish - first.launch >= 0.2 and second.finish - first.finish >= 0.2 - 1e-9
-        assert min(send.delay, recv.delay) >= 0.2 - 1e-9 and max(send.delay, recv.delay) >= 0.4 - 0.15
+        assert first.finish - first.launch >= 0.2 and abs(second.finish - first.finish) >= 0.2 - 1e-9  # whichever came first
+        assert min(send.delay, recv.delay) >= 0.2 - 1e-9 and abs(send.finish - recv.finish) >= 0.2 - 1e-9
         assert all(line.delay > 0 for line in tape)
 
 
