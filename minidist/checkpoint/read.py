@@ -83,9 +83,7 @@ def _whole(manifest: Manifest, name: str, entry: Entry, files: dict[str, Any]) -
         try:
             tensor = files[piece.file].get_tensor(piece.key)
         except (KeyError, SafetensorError) as error:
-            raise ValueError(
-                f"{path}: damaged, {piece.key} cannot be read ({error}); choose another checkpoint"
-            ) from None
+            raise ValueError(f"{path}: damaged, {piece.key} cannot be read ({error}); choose another checkpoint") from None
         if digest(tensor) != piece.sha256 or str(tensor.dtype) != f"torch.{entry.dtype}":
             raise ValueError(f"{path}: damaged, {piece.key} is not what was written; choose another checkpoint")
         if tensor.numel() != piece.slice.numel:

@@ -57,7 +57,7 @@ def open_folder(folder: str | Path) -> Corpus:
     """Open what `build` made. Raises ValueError when something is missing or does not fit its header."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"data.path={folder}: no such folder; build it with `minidist data build SRC --out {folder}`")
+        raise ValueError(f"data.source={folder}: no such folder; build it with `minidist data build SRC --out {folder}`")
     train, validation = TokenFile(folder / "train"), TokenFile(folder / "validation")
     return Corpus(folder, train, validation, tokenizers.load(train.header["tokenizer"], folder))
 
@@ -69,7 +69,7 @@ def default(tokenizer: str = "byte") -> Corpus:
     if not folder.is_dir():
         documents = list(read_stdlib())
         if not documents:
-            raise ValueError("data.path: this Python came without its library's source text; give data.path a text corpus")
+            raise ValueError("data.source: this Python came without its library's source text; give data.source a text corpus")
         source = f"the standard library of Python {platform.python_version()}"
         remedy = "set MINIDIST_HOME to a folder that you may write to"
         _publish(documents, folder, tokenizer, {"source": source, "skipped": 0}, remedy, may_exist=True)

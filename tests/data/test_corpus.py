@@ -97,7 +97,7 @@ def test_default_needs_a_home_and_a_library(tmp_path, monkeypatch):
     with one_line("cannot be written .*set MINIDIST_HOME"):
         corpus.default()
     monkeypatch.setattr(corpus, "read_stdlib", lambda: iter([]))
-    with one_line("without its library's source text; give data.path"):
+    with one_line("without its library's source text; give data.source"):
         corpus.default()
 
 
