@@ -1,25 +1,21 @@
 """Grading: run a submission in a fresh process at several world sizes, judge what came back where it never ran.
 
 `check('00.1')` in a notebook and `minidist grade NOTEBOOK` take the same path: the sources of the cells, in order, go to
-`course.sandbox` in an empty folder; results and tapes cross back as JSON; the task's own judge names the first fault.
+`course.sandbox` in an empty folder (`course.nursery` starts it); results and tapes cross back as JSON; the task's own
+judge names the first fault.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from minidist.course.nursery import Nursery
 from minidist.course.session import Cell
 
 SKIPPED_TAGS = {"check", "predict", "widget", "demo"}
@@ -126,8 +122,18 @@ class Result:
         return asdict(self)
 
 
-def grade(task: Task, cells: list[Cell], *, seed: int | None = None, limit_s: float | None = None) -> Result:
-    """Run and judge one attempt. Never raises for anything the submission does; points lie in 0..max."""
+def grade(
+    task: Task,
+    cells: list[Cell],
+    *,
+    seed: int | None = None,
+    limit_s: float | None = None,
+    nursery: Nursery | None = None,
+) -> Result:
+    """Run and judge one attempt. Never raises for anything the submission does; points lie in 0..max.
+
+    Many attempts in a row go faster through one `nursery`: each still gets a process of its own.
+    """
     seed = random.SystemRandom().randrange(1, 10**6) if seed is None else seed
     began = time.monotonic()
     wanted = [cell for cell in cells if not SKIPPED_TAGS.intersection(cell.tags)]
@@ -135,7 +141,9 @@ def grade(task: Task, cells: list[Cell], *, seed: int | None = None, limit_s: fl
     points = world_size = None
     if fault is None:
         cases = task.cases(seed)
-        answer = _run(task, wanted, cases, limit_s or task.limit_s)
+        limit_s = limit_s or task.limit_s
+        with nullcontext(nursery) if nursery else Nursery() as place:
+            answer = place.run(_job(task, wanted, cases, limit_s), START_S + 2 * limit_s * len(cases))
         points, fault, world_size = _score(task, cases, answer)
     return _result(task, points or 0, fault, world_size, seed, time.monotonic() - began)
 
@@ -150,7 +158,8 @@ def grade_notebook(path: str | Path, *, seed: int | None = None) -> list[Result]
     if not mine:
         known = ", ".join(f"{lesson}_*.ipynb" for lesson in tasks.by_lesson())
         raise ValueError(f"{path.name}: no lesson has exercises under that name: grade a notebook named {known}")
-    return [grade(task, cells, seed=seed) for task in mine]
+    with Nursery() as nursery:
+        return [grade(task, cells, seed=seed, nursery=nursery) for task in mine]
 
 
 def table(results: list[Result]) -> str:
@@ -210,57 +219,15 @@ def _refused(task: Task, cells: list[Cell]) -> Fault | None:
     return None
 
 
-def _run(task: Task, cells: list[Cell], cases: list[Case], limit_s: float) -> dict:
-    """Run the cells and cases in `course.sandbox`; {"cases": [...], "note": str} or {"note": why there is nothing}."""
-    import minidist
-
-    with tempfile.TemporaryDirectory(prefix="minidist-grade-") as scratch:
-        judge, empty = Path(scratch, "judge"), Path(scratch, "empty")
-        judge.mkdir()
-        empty.mkdir()
-        job = {
-            "cells": [[cell.id, cell.source] for cell in cells],
-            "task": task.key,
-            "function": task.function,
-            "cases": [asdict(case) for case in cases],
-            "limit_s": limit_s,
-            "result": str(judge / f"{random.SystemRandom().getrandbits(64):x}.json"),
-        }
-        root = str(Path(minidist.__file__).parent.parent)
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "MINIDIST_GRADING": "1", "PYTHONPATH": path, "MINIDIST_STRICT": ""}
-        with (judge / "output").open("w+b") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "minidist.course.sandbox"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=empty,
-                env=env,
-                start_new_session=True,
-            )
-            late = _finish(child, json.dumps(job).encode(), START_S + 2 * limit_s * len(cases))
-            output.seek(0)
-            tail = output.read().decode(errors="replace").strip().split("\n")[-4:]
-            tail = [line for line in tail if line]
-        try:
-            return json.loads(Path(job["result"]).read_bytes())
-        except (OSError, ValueError):
-            why = "ran past its time" if late else f"ended early (exit status {child.returncode})"
-            return {"cases": [], "note": "\n".join([f"The notebook's cells {why}, before the grader had an answer.", *tail])}
-
-
-def _finish(child: subprocess.Popen, job: bytes, limit_s: float) -> bool:
-    """Feed the child and wait; whatever is left of its process group is ended. Returns whether it ran past the limit."""
-    late = False
-    try:
-        child.communicate(job, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        late = True
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    return late
+def _job(task: Task, cells: list[Cell], cases: list[Case], limit_s: float) -> dict:
+    """What the sandbox is told: nothing that would help to guess an answer's judgement."""
+    return {
+        "cells": [[cell.id, cell.source] for cell in cells],
+        "task": task.key,
+        "function": task.function,
+        "cases": [asdict(case) for case in cases],
+        "limit_s": limit_s,
+    }
 
 
 def _score(task: Task, cases: list[Case], answer: dict) -> tuple[int, Fault | None, int | None]:

@@ -1,25 +1,138 @@
-"""The sandbox: the fresh process in which a submission runs. Reads a job on stdin, writes results as JSON, judges nothing.
+"""The sandbox: the fresh process in which a submission runs. Takes a job, writes results as JSON, judges nothing.
 
 Today's walls: an empty folder, a process group that is ended afterwards, values reduced to plain JSON before they leave.
 It keeps honest mistakes from counting as answers; it is no prison. For exams use a container.
+
+`serve` is the nursery's loop: it imports what every attempt needs, computes nothing, and forks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import json
+import os
 import re
+import select
+import signal
+import subprocess
 import sys
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
 
+from minidist.ranks import host, launch, zygote
 
-def main() -> None:
-    """Run the job's cells in order, then its cases until one ends badly."""
+
+def serve() -> None:
+    """Read jobs, one a line, until stdin closes. Say the sandbox's process id when it starts, its exit status when it ends."""
+    forks = host.start_method() == "fork"
+    if forks:
+        for name in (*zygote.TORCH_PARTS, *zygote.OUR_PARTS):
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+    for line in iter(sys.stdin.readline, ""):
+        job = json.loads(line)
+        pid = os.fork() if forks else 0
+        if pid == 0:
+            if not forks:  # this process is the sandbox, and the next job gets another
+                print(os.getpid(), flush=True)
+            _become(job, forks)
+        print(pid, flush=True)
+        status = _watch(pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        print(status, flush=True)
+
+
+def _watch(pid: int) -> int:
+    """Exit status of the sandbox, negative for a signal. Should the judge be gone meanwhile, end it all."""
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([sys.stdin], [], [], 0.01)[0]:  # nobody writes before we have answered: it is closed
+            os.killpg(pid, signal.SIGKILL)
+            os._exit(1)
+
+
+def _become(job: dict, forked: bool) -> None:
+    """Turn this process into the sandbox of one job, and never return."""
+    code = 1
+    try:
+        if forked:
+            os.setsid()
+        os.chdir(job["folder"])
+        zygote.log_to(job["output"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        run(job, forked)
+        code = 0
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.__stdout__.flush()
+            sys.__stderr__.flush()
+        os._exit(code)
+
+
+class ForkedZygote(launch.ZygoteLauncher):
+    """The zygote of the sandbox's ranks: forked while this process has run nothing, so that it need not import again."""
+
+    def __init__(self, door: launch.Door):
+        launch.Launcher.__init__(self, door)
+        self.connection = None
+        me, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                zygote.die_with_parent(me)
+                zygote.log_to(door.path("zygote.log"))
+                door.socket.close()
+                zygote.Zygote(door.address, door.key, door.folder).serve()
+            finally:
+                os._exit(0)
+        self.process = Forked(pid)
+
+
+class Forked:
+    """A forked process with what a launcher asks of a Popen."""
+
+    def __init__(self, pid: int):
+        self.pid, self.returncode = pid, None
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit code, once it has ended."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("zygote", timeout)
+            time.sleep(0.005)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def run(job: dict, forked: bool) -> None:
+    """Run the job's cells in order, then its cases until one ends badly, and write what came of it."""
+    from minidist import ranks
     from minidist.ranks import session
 
-    job = json.loads(sys.stdin.buffer.read())
-    session.current().warm_up()  # the ranks' helper imports torch while the cells do the same here
+    if forked:
+        session.current().launcher = ForkedZygote(launch.Door())
     namespace = {"__name__": "__main__", "__builtins__": __builtins__}
     note = run_cells(job["cells"], namespace)
     function = namespace.get(job["function"])
@@ -35,6 +148,7 @@ def main() -> None:
     result = Path(job["result"])
     result.with_suffix(".part").write_text(json.dumps({"cases": cases, "note": note}))
     result.with_suffix(".part").rename(result)
+    ranks.stop()
 
 
 def run_cells(cells: list, namespace: dict) -> str:
@@ -117,4 +231,4 @@ def encode(value: object) -> object:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

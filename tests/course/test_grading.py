@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from minidist.course import exercise, grading, progress, sandbox, session, tasks
 from minidist.course.grading import Case, Fault, Outcome, Result
+from minidist.course.nursery import Nursery
 from minidist.course.session import Cell
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +118,54 @@ def test_a_cell_that_never_ends_is_ended_with_everything_it_started(monkeypatch,
     assert (result.status, result.points) == ("error", 0) and "ran past its time" in result.message
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)
+
+
+def test_a_judge_that_is_killed_takes_the_sandbox_and_its_ranks_along(tmp_path):
+    marker = tmp_path / "pids"
+    source = (
+        "import os, time\n"
+        "def gather_squares(mesh, secret):\n"
+        f"    open({str(marker)!r}, 'a').write(f'{{os.getpid()}} {{os.getppid()}}\\n')\n"
+        "    time.sleep(99)"
+    )
+    program = (
+        "from minidist.course import grading, tasks\n"
+        "from minidist.course.session import Cell\n"
+        f"grading.grade(tasks.find('00.1'), [Cell('', {source!r})], limit_s=60)"
+    )
+    judge = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    wait_until(lambda: marker.exists() and marker.read_text().endswith("\n"), 60)
+    judge.kill()
+    judge.wait()
+    pids = [int(pid) for pid in marker.read_text().split()]  # the rank and the zygote that forked it
+    assert len(pids) == 2
+    wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids), 10)
+
+
+def wait_until(true, seconds):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_attempts_through_one_nursery_know_nothing_of_each_other():
+    leave = "import os, sys\nos.environ['LEFT'] = sys.left = 'x'\nopen('left', 'w')\ngather_squares = 1"
+    look = "import os, sys\ngather_squares = str([hasattr(sys, 'left'), 'LEFT' in os.environ, os.listdir('.')])"
+    with Nursery() as nursery:
+        assert "not a function but 1" in grading.grade(TASK, [Cell("", leave)], nursery=nursery).message
+        same = nursery._process.pid
+        found = grading.grade(TASK, [Cell("", look)], nursery=nursery).message
+        assert nursery._process.pid == same
+    assert found == "gather_squares is not a function but '[False, False, []]'"
+
+
+def test_a_nursery_that_was_killed_is_replaced():
+    with Nursery() as nursery:
+        grading.grade(TASK, [Cell("", "gather_squares = 1")], nursery=nursery)
+        nursery._process.kill()
+        nursery._process.wait()
+        assert "not a function but 2" in grading.grade(TASK, [Cell("", "gather_squares = 2")], nursery=nursery).message
 
 
 @pytest.fixture
