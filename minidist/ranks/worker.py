@@ -77,7 +77,8 @@ class Rank:
                 time.sleep(0.1)  # a killed parent's connections close before it is gone
                 if os.getppid() != self.launcher:
                     shutil.rmtree(folder, ignore_errors=True)
-            os._exit(0)
+        finally:
+            os._exit(0)  # whatever ended this thread: a rank that nobody can reach must not stay
 
     def _settle(self) -> None:
         """Set up the process as ordered and join the process group."""
