@@ -39,7 +39,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", *, tag: str = "act", as
     def start():
         return dist.all_reduce(wire, REDUCTIONS[op], group=group.handle, async_op=True)
 
-    return _run("all_reduce", x, group, _bytes(x), start, lambda: _from_wire(wire, x, group), tag, async_op, detail=op)
+    return _run("all_reduce", x, group, _bytes(x), start, lambda: _from_wire(wire, x), tag, async_op, detail=op)
 
 
 def all_gather(
@@ -130,7 +130,7 @@ def broadcast(x: Tensor, group: Group, src: int = 0, *, tag: str = "weight", asy
     def start():
         return dist.broadcast(wire, group=group.handle, group_src=src, async_op=True)
 
-    return _run("broadcast", x, group, _bytes(x), start, lambda: _from_wire(wire, x, group), tag, async_op, peer=root)
+    return _run("broadcast", x, group, _bytes(x), start, lambda: _from_wire(wire, x), tag, async_op, peer=root)
 
 
 def gather(x: Tensor, group: Group, dst: int = 0, *, tag: str = "act", async_op: bool = False) -> Any:
@@ -180,7 +180,7 @@ def exchange(
     for i, ((kind, x, peer), wire) in enumerate(zip(transfers, buffers, strict=True)):
 
         def result(wire=wire, x=x, kind=kind):
-            return x if kind == "send" else _from_wire(wire, x, group)
+            return x if kind == "send" else _from_wire(wire, x)
 
         works.append(_run(kind, x, group, _bytes(x), lambda i=i: launched[i], result, tag, True, peer=group.ranks[peer]))
     return works if async_op else [work.wait() for work in works]
@@ -257,8 +257,8 @@ def _run(
 
 
 def _fits(x: Tensor, group: Group) -> bool:
-    """Whether the backend can take `x` as it is."""
-    return x.is_contiguous() and not _staged(x, group)
+    """Whether the backend can take `x` as it is. Not on a delay line: what is still on its way must not be there already."""
+    return x.is_contiguous() and not _staged(x, group) and not group.wire.delay
 
 
 def _staged(x: Tensor, group: Group) -> bool:
@@ -269,12 +269,15 @@ def _staged(x: Tensor, group: Group) -> bool:
 def _to_wire(x: Tensor, group: Group) -> Tensor:
     """`x` as the backend can take it: contiguous (gloo reads storage, not views), on its device; x's own memory if it fits."""
     x = x.detach()
+    if group.wire.delay:
+        x = x.clone()
     return (x.cpu() if _staged(x, group) else x).contiguous()
 
 
-def _from_wire(wire: Tensor, x: Tensor, group: Group) -> Tensor:
+def _from_wire(wire: Tensor, x: Tensor) -> Tensor:
     """Bring the backend's result home into `x`, where `_to_wire` had to copy."""
-    return x if _fits(x, group) else x.copy_(wire)
+    shared = wire.untyped_storage()._cdata == x.untyped_storage()._cdata
+    return x if shared else x.copy_(wire)
 
 
 def _home(wire: Tensor, x: Tensor, dim: int, out: Tensor | None) -> Tensor:
