@@ -54,12 +54,16 @@ def picture(figure: Figure, words: str) -> str:
     )
 
 
-def timeline(tapes: Sequence[Tape], *, title: str = "Who talked when", width: float = 9.0) -> AltFigure:
+def timeline(
+    tapes: Sequence[Tape], *, title: str = "Who talked when", labels: Sequence[str] | None = None, width: float = 9.0
+) -> AltFigure:
     """One row a rank, one bar an operation from launch to finish, in ms since the first launch of any rank.
 
-    `tapes` comes in rank order and its times from one clock (time.monotonic() of one host). An operation that never
-    finished runs to the right edge with an open end. Teaching checks are left out. `figure.alt` says the same in words.
+    `tapes` comes in rank order and its times from one clock (time.monotonic() of one host); `labels` name its rows
+    otherwise. Operations under way at once lie in lanes below each other. One that never finished runs to the right edge
+    with an open end. Teaching checks are left out. `figure.alt` says the same in words.
     """
+    labels = labels or [f"rank {tape.rank}" for tape in tapes]
     rows = [_visible(tape) for tape in tapes]
     if not any(rows):
         raise ValueError("the tapes are empty, so there is nothing to draw: run a collective first")
@@ -67,19 +71,19 @@ def timeline(tapes: Sequence[Tape], *, title: str = "Who talked when", width: fl
     figure = AltFigure(figsize=(width, 1.1 + 0.42 * len(rows)), facecolor="white", layout="constrained")
     axes = figure.add_subplot()
     for row, lines in enumerate(rows):
-        for line in lines:
+        for line, (middle, height) in zip(lines, _lanes(lines), strict=True):
             colour, hatch = LOOKS.get(line.op, OTHER)
             finish = stop if line.finish is None else line.finish
             left, length = (line.launch - start) * 1e3, max(finish - line.launch, 0.0) * 1e3
             edge = "black" if line.finish is not None else "none"
-            axes.barh(row, length, left=left, height=0.62, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.8)
+            axes.barh(row + middle, length, left=left, height=height, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.8)
             if line.finish is None:
                 paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-                axes.annotate(" never finished", (left, row), va="center", fontsize=8, bbox=paper)
+                axes.annotate(" never finished", (left, row + middle), va="center", fontsize=8, bbox=paper)
     ops = sorted({line.op for lines in rows for line in lines}, key=lambda op: (op not in LOOKS, op))
     keys = [Patch(facecolor=LOOKS.get(op, OTHER)[0], hatch=LOOKS.get(op, OTHER)[1], edgecolor="black", label=op) for op in ops]
     axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    axes.set_yticks(range(len(rows)), [f"rank {tape.rank}" for tape in tapes])
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max((stop - start) * 1e3, 1e-3))
     axes.set_xlabel("ms since the first launch")
@@ -87,17 +91,18 @@ def timeline(tapes: Sequence[Tape], *, title: str = "Who talked when", width: fl
     axes.set_axisbelow(True)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.alt = f"{title}.\n{read_out(tapes)}"
+    figure.alt = f"{title}.\n{read_out(tapes, labels)}"
     return figure
 
 
-def read_out(tapes: Sequence[Tape]) -> str:
-    """The timeline in words: a line a rank, times in ms since the first launch."""
+def read_out(tapes: Sequence[Tape], labels: Sequence[str] | None = None) -> str:
+    """The timeline in words: a line a row, times in ms since the first launch."""
+    labels = labels or [f"rank {tape.rank}" for tape in tapes]
     rows = [_visible(tape) for tape in tapes]
     if not any(rows):
         return "no rank has sent anything"
     start, _ = _span(rows)
-    return "\n".join(f"rank {tape.rank}: {_in_words(lines, start)}" for tape, lines in zip(tapes, rows, strict=True))
+    return "\n".join(f"{label}: {_in_words(lines, start)}" for label, lines in zip(labels, rows, strict=True))
 
 
 def _visible(tape: Tape) -> list[Line]:
@@ -109,6 +114,18 @@ def _span(rows: Sequence[Sequence[Line]]) -> tuple[float, float]:
     start = min(line.launch for line in lines)
     stop = max(line.launch if line.finish is None else line.finish for line in lines)
     return start, stop + 0.05 * (stop - start) if any(line.finish is None for line in lines) else stop
+
+
+def _lanes(lines: Sequence[Line]) -> list[tuple[float, float]]:
+    """(middle relative to the row, height) of each line's bar: a lane that is free at its launch, the topmost one."""
+    free: list[float] = []  # by lane: when its last bar ends
+    lanes = []
+    for line in lines:
+        lane = next((i for i, end in enumerate(free) if end <= line.launch), len(free))
+        free[lane : lane + 1] = [float("inf") if line.finish is None else line.finish]
+        lanes.append(lane)
+    height = 0.62 / max(len(free), 1)
+    return [((lane + 0.5) * height - 0.31, height) for lane in lanes]
 
 
 def _in_words(lines: Sequence[Line], start: float) -> str:

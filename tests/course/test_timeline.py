@@ -32,6 +32,15 @@ def test_bars_start_and_end_where_the_tape_says_in_milliseconds_since_the_first_
     assert figure.axes[0].get_xlabel() == "ms since the first launch"
 
 
+def test_operations_under_way_at_once_lie_in_lanes_of_their_own_and_rows_can_have_names():
+    run = [line("all_reduce", 0, 2), line("all_reduce", 1, 3), line("all_reduce", 2, 4)]
+    figure = timeline(tapes(run, [line("send", 0, 1)]), labels=["overlapped", "not"])
+    spans = [(p.get_x(), round(p.get_y(), 2), round(p.get_height(), 2)) for p in figure.axes[0].patches]
+    assert spans == [(0, -0.31, 0.31), (1000, 0.0, 0.31), (2000, -0.31, 0.31), (0, 0.69, 0.62)]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["overlapped", "not"]
+    assert figure.alt.split("\n")[1].startswith("overlapped: all_reduce from 0.0")
+
+
 def test_the_words_say_what_the_bars_show():
     figure = timeline(tapes([line("all_reduce", 10.0, 10.5)], [line("send", 10.2, None)]), title="Two ranks")
     assert figure.alt.split("\n") == [
