@@ -37,7 +37,7 @@ def predict(
     if isinstance(guess, EllipsisType):
         number = f"a number of {unit}" if unit else "a number"
         ask = f"one of {list(choices)}" if choices else f"an order of {list(order)}" if order else number
-        print(f"{key}: no guess yet. Replace the ... by {ask} and run this cell again.")
+        print(f"{key}: no guess yet. Replace the ... by {ask}.")
         return
     problem = _unreadable(guess, choices, order)
     if problem:

@@ -25,8 +25,8 @@ def journal(folder):
 @pytest.mark.parametrize(
     ("guess", "options", "said"),
     [
-        (..., {"unit": "MB"}, "Replace the ... by a number of MB and run"),
-        (..., {"choices": [1, 4]}, "by one of [1, 4] and run"),
+        (..., {"unit": "MB"}, "Replace the ... by a number of MB."),
+        (..., {"choices": [1, 4]}, "by one of [1, 4]."),
         ("four", {}, "'four' is not a number"),
         (float("nan"), {}, "nan is not a number"),
         (True, {}, "True is not a number"),
