@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -71,6 +72,11 @@ class Task:
     refused: dict[str, str] = field(default_factory=dict)
     """names that a submission may not touch, each with the reason"""
     limit_s: float = 10.0
+    drive: str = ""
+    """"module:function" called on every rank as `(mesh, answer, *inputs)`, where an answer is a class that has to be used
+    before it does anything; it runs among the submission, so it decides nothing"""
+    cell: str = ""
+    """name of the answer's cell, where several tasks grade one answer; default: answer-NN-k"""
 
     def __post_init__(self):
         assert self.parts and all(points > 0 for points in self.parts.values()), f"{self.key}: every part pays something"
@@ -180,10 +186,12 @@ def _unwritten(task: Task, cells: list[Cell]) -> Fault | None:
             if getattr(node, "name", None) == task.function or getattr(node, "id", None) == task.function:
                 found = node
     if found is None:
-        where = f"the cell named answer-{task.key.replace('.', '-')}"
+        where = f"the cell named {task.cell or 'answer-' + task.key.replace('.', '-')}"
         return Fault(first, "missing", f"{task.function} is nowhere among the cells: bring back {where}, and run it.")
-    stub = f"raise NotImplementedError({task.key!r})"
-    if isinstance(found, ast.FunctionDef) and [ast.unparse(node) for node in found.body if not _docstring(node)] == [stub]:
+    if isinstance(found, ast.ClassDef):  # its constructor stands for it, with the key of whichever task comes first
+        found = next((node for node in found.body if getattr(node, "name", None) == "__init__"), found)
+    body = [ast.unparse(node) for node in found.body if not _docstring(node)] if isinstance(found, ast.FunctionDef) else []
+    if len(body) == 1 and re.fullmatch(rf"raise NotImplementedError\('{task.lesson}\.\d+'\)", body[0]):
         return Fault(first, "not started", NOT_STARTED.format(task.function))
     return None
 
@@ -225,6 +233,7 @@ def _job(task: Task, cells: list[Cell], cases: list[Case], limit_s: float) -> di
         "cells": [[cell.id, cell.source] for cell in cells],
         "task": task.key,
         "function": task.function,
+        "drive": task.drive,
         "cases": [asdict(case) for case in cases],
         "limit_s": limit_s,
     }

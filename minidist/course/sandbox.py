@@ -182,7 +182,8 @@ def run_case(job: dict, case: dict, function: object) -> dict:
 
     problem = {"kind": "error", "rank": None, "suspects": [], "text": ""}
     try:
-        got = ranks.run(call, case["world_size"], function, case["inputs"], job["task"], timeout_s=job["limit_s"])
+        work = (function, job.get("drive"), case["inputs"], job["task"])
+        got = ranks.run(call, case["world_size"], *work, timeout_s=job["limit_s"])
     except ranks.RankHang as error:
         problem |= {"kind": "hang", "text": str(error), "suspects": error.ranks}
     except ranks.RankDied as error:
@@ -199,11 +200,15 @@ def run_case(job: dict, case: dict, function: object) -> dict:
     return {"values": [], "tapes": [], "problem": problem}
 
 
-def call(mesh, function, inputs: list[list], task: str) -> dict:
-    """On a rank: call the submission, return what it said and what it sent."""
+def call(mesh, function, drive: str | None, inputs: list[list], task: str) -> dict:
+    """On a rank: call the submission (or have its task's `drive` use it), return what it said and what it sent."""
     start = len(mesh.tape.lines)
     try:
-        value = function(mesh, *inputs[mesh.rank])
+        if drive:
+            module, _, name = drive.partition(":")
+            value = getattr(importlib.import_module(module), name)(mesh, function, *inputs[mesh.rank])
+        else:
+            value = function(mesh, *inputs[mesh.rank])
     except NotImplementedError as error:
         if error.args == (task,):
             return {"stub": True}
