@@ -86,9 +86,7 @@ class BPETokenizer:
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab, special_tokens=[_MARK], initial_alphabet=alphabet, show_progress=False
-        )
+        trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[_MARK], initial_alphabet=alphabet, show_progress=False)
         library.train_from_iterator(texts, trainer)
         library.save(str(path))
         return cls(path)

@@ -82,9 +82,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(cfg.width, cfg.norm_eps)
         self.ffn = FeedForward(cfg)
 
-    def forward(
-        self, x: Tensor, rope: Rope, documents: Tensor | None = None, dropout: DropoutKey | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None, dropout: DropoutKey | None = None) -> Tensor:
         """(B,S,D) -> (B,S,D)."""
         x = x + drop(self.attention(self.attention_norm(x), rope, documents), self.dropout, dropout, self.layer, "attention")
         return x + drop(self.ffn(self.ffn_norm(x)), self.dropout, dropout, self.layer, "ffn")

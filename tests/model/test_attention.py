@@ -97,9 +97,7 @@ def test_merge_of_two_shards_is_the_whole():
     keys = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0], [0] * 12])  # no key of document 2
 
     def part(a, b):
-        return attend(
-            q, k[:, :, a:b], v[:, :, a:b], documents, key_documents=keys[:, a:b], causal=False, need_lse=True
-        )
+        return attend(q, k[:, :, a:b], v[:, :, a:b], documents, key_documents=keys[:, a:b], causal=False, need_lse=True)
 
     with pytest.raises(AssertionError, match="no_grad"):  # its autograd would forget that the weights have gradients
         merge(*part(0, 5), *part(5, 12))
