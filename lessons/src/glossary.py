@@ -40,3 +40,27 @@
 #
 # ### tape
 # The list of everything a rank sent and received: operation, group, bytes, order, time, line of code.
+
+# %% [markdown] name="lesson-5"
+# ## From lesson 5
+#
+# ### reduce-scatter
+# Everybody brings a whole tensor; the tensors are summed, and each rank leaves with its own part of the sum.
+#
+# ### all-gather
+# Everybody brings a part, everybody leaves with all parts in rank order.
+#
+# ### all-to-all
+# Everybody brings a piece for each rank and leaves with the piece that each rank had for it: a transpose.
+#
+# ### work handle
+# What an asynchronous call returns. Its `wait()` gives the result; until then the tensors belong to the operation.
+#
+# ### rendezvous
+# A transfer that ends only when both sides have come. A blocking send on gloo is one.
+#
+# ### delay line
+# A wire of stated latency and bandwidth that every operation has to cross, so that a laptop can feel like a cluster.
+#
+# ### fingerprint
+# What ranks compare before a call in teaching mode: operation, number, shape, dtype, reduction, root.

@@ -14,17 +14,18 @@ from minidist.core.tape import Tape
 from minidist.course import session
 
 
-def widget(fn: Callable[[dict], tuple], **controls: tuple) -> None:
+def widget(fn: Callable[[dict], tuple], **controls: tuple | list) -> None:
     """Draw `fn` at the controls' start values, then again whenever one moves.
 
-    A control is `name=(lowest, highest, step, start)`; `name` with _ for spaces is its visible label. Each is a slider
-    with a number box linked to it; both work from the keyboard. Without ipywidgets the first drawing stays alone.
+    A control is `name=(lowest, highest, step, start)` or, for a choice, `name=[first, second, ...]`; `name` with _ for
+    spaces is its visible label. A number is a slider with a number box linked to it, a choice a drop-down list; all work
+    from the keyboard. Without ipywidgets the first drawing stays alone.
     """
     if session.grading():
         return
     from IPython.display import HTML, display
 
-    values = {name: start for name, (_, _, _, start) in controls.items()}
+    values = {name: limits[0] if isinstance(limits, list) else limits[3] for name, limits in controls.items()}
     display(HTML(_draw(fn, values)))
     try:
         import ipywidgets
@@ -32,12 +33,26 @@ def widget(fn: Callable[[dict], tuple], **controls: tuple) -> None:
         return
     picture = ipywidgets.HTML(value="")
     rows = []
-    for name, (low, high, step, start) in controls.items():
-        rows.append(_control(ipywidgets, name, low, high, step, start, values, lambda: _redraw(picture, fn, values)))
+    for name, limits in controls.items():
+        make = _choice if isinstance(limits, list) else _control
+        rows.append(make(ipywidgets, name, limits, values, lambda: _redraw(picture, fn, values)))
     display(ipywidgets.VBox([*rows, picture]))
 
 
-def _control(ipywidgets, name, low, high, step, start, values: dict, redraw: Callable[[], None]):
+def _choice(ipywidgets, name, options: list, values: dict, redraw: Callable[[], None]):
+    wide = {"description_width": "initial"}
+    menu = ipywidgets.Dropdown(options=options, value=options[0], description=name.replace("_", " "), style=wide)
+
+    def chosen(change):
+        values[name] = change["new"]
+        redraw()
+
+    menu.observe(chosen, "value")
+    return menu
+
+
+def _control(ipywidgets, name, limits: tuple, values: dict, redraw: Callable[[], None]):
+    low, high, step, start = limits
     label = name.replace("_", " ")
     whole = all(isinstance(v, int) for v in (low, high, step, start))
     slider_class, box_class = (

@@ -39,7 +39,7 @@ class Message:
 
 
 def perform(mesh: Mesh) -> dict[str, tuple[list[float], list[float]]]:
-    """On every rank, each collective once: (what this rank brings, what it holds afterwards). Rank r brings 10 r, 10 r + 1, ..."""
+    """On every rank, each collective once: (what it brings, what it holds afterwards). Rank r brings 10 r, 10 r + 1, ..."""
     import torch
 
     n, world = mesh.world_size, mesh.world
@@ -172,7 +172,9 @@ def _figure(collective: str, n: int, held: Places, words: str):
     axes.set_xticks([p + 0.5 for p in range(n)], [f"place {p}" for p in range(n)])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title("\n".join(words.split("\n")[: 2 if words.split("\n")[1].startswith("in this") else 1]), loc="left", fontsize=10)
+    axes.set_title(
+        "\n".join(words.split("\n")[: 2 if words.split("\n")[1].startswith("in this") else 1]), loc="left", fontsize=10
+    )
     keys = [Patch(facecolor=c, hatch=h, edgecolor="black", label=f"from rank {r}") for r, (c, h) in enumerate(LOOKS[:n])]
     axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
     figure.alt = words
