@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from minidist.course import parts
 from minidist.course.nursery import Nursery
 from minidist.course.session import Cell
 
@@ -30,6 +31,9 @@ class Case:
 
     world_size: int
     inputs: list[list]
+    """{"tensor": nested lists, "dtype": "float64"} arrives as a tensor"""
+    part: str = ""
+    """of a task whose parts score alone: the part that this case is about"""
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Outcome:
     tapes: list[list[dict]]
     problem: dict | None = None
     """kind "error", "hang", "died", "mismatch" or "stub"; text; rank or None; entered: ranks waiting in a collective"""
+    inputs: list = field(default_factory=list)
+    """each rank's inputs as the submission left them, encoded"""
 
 
 @dataclass
@@ -77,6 +83,8 @@ class Task:
     before it does anything; it runs among the submission, so it decides nothing"""
     cell: str = ""
     """name of the answer's cell, where several tasks grade one answer; default: answer-NN-k"""
+    independent: bool = False
+    """parts score alone: each is a function of that name, in a cell answer-NN-k-NAME, with the cases marked as its own"""
 
     def __post_init__(self):
         assert self.parts and all(points > 0 for points in self.parts.values()), f"{self.key}: every part pays something"
@@ -141,6 +149,9 @@ def grade(
     Many attempts in a row go faster through one `nursery`: each still gets a process of its own.
     """
     seed = random.SystemRandom().randrange(1, 10**6) if seed is None else seed
+    if task.independent:
+        with nullcontext(nursery) if nursery else Nursery() as place:
+            return parts.grade_parts(task, cells, seed, limit_s, place, grade)
     began = time.monotonic()
     wanted = [cell for cell in cells if not SKIPPED_TAGS.intersection(cell.tags)]
     fault = _unwritten(task, wanted) or _refused(task, wanted)
@@ -191,7 +202,7 @@ def _unwritten(task: Task, cells: list[Cell]) -> Fault | None:
     if isinstance(found, ast.ClassDef):  # its constructor stands for it, with the key of whichever task comes first
         found = next((node for node in found.body if getattr(node, "name", None) == "__init__"), found)
     body = [ast.unparse(node) for node in found.body if not _docstring(node)] if isinstance(found, ast.FunctionDef) else []
-    if len(body) == 1 and re.fullmatch(rf"raise NotImplementedError\('{task.lesson}\.\d+'\)", body[0]):
+    if body and re.fullmatch(rf"raise NotImplementedError\('{task.lesson}\.\d+'\)", body[0]):
         return Fault(first, "not started", NOT_STARTED.format(task.function))
     return None
 
@@ -241,18 +252,18 @@ def _job(task: Task, cells: list[Cell], cases: list[Case], limit_s: float) -> di
 
 def _score(task: Task, cases: list[Case], answer: dict) -> tuple[int, Fault | None, int | None]:
     """Points, the worst fault (the earliest part; the first case among equals) and its world size."""
-    parts = list(task.parts)
+    order = list(task.parts)
     worst: tuple[int, Fault, int | None] | None = None
     outcomes = [Outcome(**raw) for raw in answer.get("cases", [])]
     for case, outcome in zip(cases, outcomes, strict=False):
         fault = _judged(task, case, outcome)
-        if fault is not None and (worst is None or parts.index(fault.part) < worst[0]):
-            worst = (parts.index(fault.part), fault, case.world_size)
+        if fault is not None and (worst is None or order.index(fault.part) < worst[0]):
+            worst = (order.index(fault.part), fault, case.world_size)
     if worst is None and len(outcomes) < len(cases):
-        worst = (0, Fault(parts[0], "error", answer.get("note") or "The grader got no answer."), None)
+        worst = (0, Fault(order[0], "error", answer.get("note") or "The grader got no answer."), None)
     if worst is None:
         return task.max, None, None
-    return sum(task.parts[part] for part in parts[: worst[0]]), worst[1], worst[2]
+    return sum(task.parts[part] for part in order[: worst[0]]), worst[1], worst[2]
 
 
 def _judged(task: Task, case: Case, outcome: Outcome) -> Fault | None:

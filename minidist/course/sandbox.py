@@ -196,24 +196,36 @@ def run_case(job: dict, case: dict, function: object) -> dict:
     else:
         if any(item.get("stub") for item in got):
             return {"values": [], "tapes": [], "problem": problem | {"kind": "stub"}}
-        return {"values": [i["value"] for i in got], "tapes": [i["tape"] for i in got], "problem": None}
+        return {name + "s": [item[name] for item in got] for name in ("value", "tape", "input")} | {"problem": None}
     return {"values": [], "tapes": [], "problem": problem}
 
 
 def call(mesh, function, drive: str | None, inputs: list[list], task: str) -> dict:
     """On a rank: call the submission (or have its task's `drive` use it), return what it said and what it sent."""
-    start = len(mesh.tape.lines)
+    start, mine = len(mesh.tape.lines), [decode(value) for value in inputs[mesh.rank]]
     try:
         if drive:
             module, _, name = drive.partition(":")
-            value = getattr(importlib.import_module(module), name)(mesh, function, *inputs[mesh.rank])
+            value = getattr(importlib.import_module(module), name)(mesh, function, *mine)
         else:
-            value = function(mesh, *inputs[mesh.rank])
+            value = function(mesh, *mine)
     except NotImplementedError as error:
         if error.args == (task,):
             return {"stub": True}
         raise
-    return {"value": encode(value), "tape": [asdict(line) for line in mesh.tape.lines[start:]]}
+    tape = [asdict(line) for line in mesh.tape.lines[start:]]
+    return {"value": encode(value), "tape": tape, "input": [encode(value) for value in mine]}
+
+
+def decode(value: object) -> object:
+    """An input as the submission gets it: {"tensor": ..., "dtype": ...} becomes a tensor, inside lists and dicts too."""
+    import torch
+
+    if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    if isinstance(value, dict):
+        return {name: decode(item) for name, item in value.items()}
+    return [decode(item) for item in value] if isinstance(value, list) else value
 
 
 def encode(value: object) -> object:
