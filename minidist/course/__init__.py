@@ -1,9 +1,11 @@
 """course: what lessons use. `import minidist.course` also brings the `%%ranks` magic and starts keeping the session.
 
-Open first `claims.py` (predict, claim), then `exercise.py` (check, hint, finish), then `grading.py` and a file of `tasks/`.
+Open first `claims.py` (predict, claim), then `exercise.py` (check, hint, finish) and `answers.py`, then `grading.py` and a
+file of `tasks/`.
 """
 
 from minidist.course import session
+from minidist.course.answers import solution
 from minidist.course.claims import claim, predict
 from minidist.course.exercise import check, finish, hint
 from minidist.course.map import course_map
@@ -20,6 +22,7 @@ __all__ = [
     "predict",
     "rank_names",
     "rank_strip",
+    "solution",
     "source",
     "widget",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what nbformat allows as a cell id
 FORBIDDEN = re.compile(r"NBVAL_\w+|nbval-[\w-]+|raises-exception|(?<![\w.])input\(")  # each would let an error pass, or wait
 MOST_CODE_CELLS = 30
+REASONING = "why-"  # cells of this name explain an answer: `solution` shows them, exercises go without
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -64,7 +65,7 @@ def build(source: Path, root: Path) -> dict[Path, tuple[bytes, list[str]]]:
     if kind == "lessons":
         return {root / "lessons" / name: (render(cells), loose)}
     with_answers = [{**cell, "source": solved(cell["source"])} for cell in cells]
-    without = [{**cell, "source": stripped(cell["source"])} for cell in cells]
+    without = [{**cell, "source": stripped(cell["source"])} for cell in cells if not cell["name"].startswith(REASONING)]
     return {
         root / "solutions" / name: (render(with_answers), []),
         root / "exercises" / name: (render(without), []),

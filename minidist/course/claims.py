@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import EllipsisType
 
 from minidist.course import progress, session
 
+MOST_DELAY_S = 1.0  # a machine so noisy that a longer delay would be needed cannot tell anything by the clock
 KEY = re.compile(r"\d\d[ab]?\.[a-z][a-z0-9_-]*")
 
 
@@ -74,6 +78,76 @@ def claim(key: str, measured: object, expected: object, *, rel: float = 0.0, abs
         if session.strict():
             raise ClaimError(f"{key}: {text}")
         print("  The text is wrong on this machine: please report it, with this line.")
+
+
+def timed(
+    key: str,
+    slow: Callable[..., float | None],
+    fast: Callable[..., float | None],
+    *,
+    at_least: float,
+    delay_s: float | None = None,
+    noise: Callable[..., float | None] | None = None,
+    pairs: int = 3,
+    attempts: int = 3,
+) -> float:
+    """Claim that `slow` takes at least `at_least` times as long as `fast`; returns the ratio that was measured last.
+
+    Both are called in turns, `pairs` times each, and the medians compared. A callable that returns a float has held the
+    stopwatch itself (seconds); else the wall clock does. The noise is measured first: how much two runs of `noise` (default:
+    `fast`) differ. With `delay_s` both take one argument, the delay in seconds that they inject: `delay_s`, or ten times the
+    noise where that is more. A miss is tried again, up to `attempts` in all; every attempt is printed. For a learner a miss is
+    amber, since a busy machine proves nothing; in tests it raises `ClaimError`.
+    """
+    _known(key)
+    if session.grading():
+        return 0.0
+    ratio, holds = 0.0, False
+    for attempt in range(1, attempts + 1):
+        jitter = _noise(noise or fast, () if delay_s is None else (delay_s,))
+        inject = () if delay_s is None else (max(delay_s, 10 * jitter),)
+        trusted = not inject or inject[0] <= MOST_DELAY_S
+        if not trusted:
+            print(f"  attempt {attempt}: noise {jitter * 1e3:.2g} ms; a delay of ten times that would take all day")
+            continue
+        times = [(_stopwatch(slow, inject), _stopwatch(fast, inject)) for _ in range(pairs)]
+        longer, shorter = (statistics.median(column) for column in zip(*times, strict=True))
+        ratio = longer / max(shorter, 1e-9)
+        injected = f", delay {inject[0] * 1e3:.3g} ms" if inject else ""
+        print(
+            f"  attempt {attempt}: {longer * 1e3:.3g} ms against {shorter * 1e3:.3g} ms, {ratio:.3g} times as long"
+            f" (noise {jitter * 1e3:.2g} ms{injected})"
+        )
+        holds = ratio >= at_least
+        if holds:
+            break
+    session.current.revealed.add(key)
+    text = f"measured {ratio:.3g} times as long, the text says at least {at_least:g} times"
+    print(f"{'✓' if holds else '~'} {key}: {text}{_verdict(key, ratio, 0.25, 'times')}")
+    progress.record("claim", key, holds=holds, amber=not holds)
+    if not holds and session.strict():
+        raise ClaimError(f"{key}: {text}, in {attempts} attempts")
+    if not holds:
+        print("  Your machine was busy: a clock cannot tell it today. Run the cell again when it is quiet.")
+    return ratio
+
+
+claim.timed = timed
+
+
+def _stopwatch(fn: Callable[..., float | None], arguments: tuple) -> float:
+    """Seconds of one call: what it says itself, else the wall clock's."""
+    began = time.perf_counter()
+    said = fn(*arguments)
+    took = time.perf_counter() - began
+    return float(said) if isinstance(said, numbers.Real) and not isinstance(said, bool) else took
+
+
+def _noise(fn: Callable[..., float | None], arguments: tuple) -> float:
+    """How far apart neighbouring runs of the same thing lie, in seconds: the median of three pairs, after one to warm up."""
+    _stopwatch(fn, arguments)
+    times = [_stopwatch(fn, arguments) for _ in range(4)]
+    return statistics.median(abs(a - b) for a, b in pairwise(times))
 
 
 def agrees(measured: object, expected: object, rel: float = 0.0, abs: float = 0.0) -> bool:

@@ -20,7 +20,7 @@ def check(key: str, *, seed: int | None = None) -> None:
     try:
         task = tasks.find(key)
     except ValueError as error:
-        _say_or_raise(str(error))
+        say_or_raise(str(error))
         return
     print(f"{key}: checking ...", end="\r", flush=True)  # the verdict takes its place
     result = grading.grade(task, _cells(task), seed=seed)
@@ -45,7 +45,7 @@ def hint(key: str) -> None:
     try:
         task = tasks.find(key)
     except ValueError as error:
-        _say_or_raise(str(error))
+        say_or_raise(str(error))
         return
     shown = session.current.hints.get(key, 0)
     if shown == len(task.hints):
@@ -100,7 +100,8 @@ def _cells(task: grading.Task) -> list[Cell]:
     return [Cell(cell.id, cell.source, tags.get(cell.id, ())) for cell in session.current.cells]
 
 
-def _say_or_raise(message: str) -> None:
+def say_or_raise(message: str) -> None:
+    """Tell a learner what went wrong; in tests raise it."""
     if session.strict():
         raise CheckFailed(message)
     print(message)

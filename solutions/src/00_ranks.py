@@ -7,7 +7,7 @@ import torch
 
 from minidist import ranks
 from minidist.core import comm
-from minidist.course import check, finish, hint
+from minidist.course import check, finish, hint, solution
 
 # %% [markdown] name="spec-00-1"
 # ## Task 00.1
@@ -43,8 +43,16 @@ def gather_squares(mesh, secret):
 # %% name="check-00-1" tags=["check"]
 check("00.1")
 
+# %% [markdown] name="why-00-1"
+# **Why.** A gather moves exactly what has to move: one int64 from each rank but 0. An all-gather gives the same list on rank 0 and
+# makes every rank pay for copies that nobody reads; an all-reduce of a vector with one place a rank pays even more. The squares
+# are added before sending, where the rank is known; rank 0 could do it too, but then it would have to trust the order. int64 is
+# stated because a Python int has no dtype: float32 is exact up to 2\*\*24 only, and your secrets go to 2\*\*41. And `gather`
+# returns a list on its destination and `None` elsewhere, so the last two lines are a decision about the rank and not about luck.
+
 # %% [markdown] name="help"
-# Stuck? `hint("00.1")` gives the next of three hints, and costs nothing.
+# Stuck? `hint("00.1")` gives the next of three hints, and costs nothing. `solution("00.1")` shows ours, and why, once you have
+# passed or had three tries checked; `solution("00.1", now=True)` does so at once.
 
 # %% name="finish" tags=["check"]
 finish("00")

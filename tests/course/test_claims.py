@@ -138,3 +138,56 @@ def test_a_folder_that_cannot_be_written_is_said_and_not_raised(learner, monkeyp
     (learner / "file").write_text("")
     predict("00.x", 3)
     assert "progress is not being kept" in capsys.readouterr().out
+
+
+def clock(*seconds):
+    """A callable that has held the stopwatch itself, and reports one after another of these; the last for ever."""
+    rest = list(seconds)
+    return lambda *_: rest.pop(0) if len(rest) > 1 else rest[0]
+
+
+def test_a_claim_about_time_compares_medians_after_measuring_the_noise(capsys, learner):
+    fast = clock(9.0, 1.0, 1.1, 1.0, 1.1, 1.0, 1.0, 50.0)  # one to warm up, four for the noise; one outlier among the pairs
+    ratio = claim.timed("00.x", clock(3.0, 3.0, 90.0), fast, at_least=2)
+    out = capsys.readouterr().out
+    assert ratio == 3.0 and "✓ 00.x: measured 3 times as long, the text says at least 2 times" in out
+    assert "attempt 1: 3e+03 ms against 1e+03 ms, 3 times as long (noise 1e+02 ms)" in out and "attempt 2" not in out
+    assert [(event["holds"], event["amber"]) for event in journal(learner)] == [(True, False)]
+
+
+def test_a_miss_is_tried_three_times_then_amber_for_a_learner_and_raised_in_tests(capsys, learner, monkeypatch):
+    predict("00.x", 4, unit="times")
+    claim.timed("00.x", clock(1.5), clock(1.0), at_least=2)
+    out = capsys.readouterr().out
+    assert out.count("attempt") == 3 and "~ 00.x: measured 1.5 times as long" in out and "Your machine was busy" in out
+    assert "Your guess was 4 times: not this time." in out
+    assert session.current.errors == [] and journal(learner)[-1]["amber"]
+    monkeypatch.setenv("MINIDIST_STRICT", "1")
+    with pytest.raises(ClaimError, match="at least 2 times, in 3 attempts"):
+        claim.timed("00.x", clock(1.5), clock(1.0), at_least=2)
+    assert claim.timed("00.x", clock(*[1.5] * 4, 2.5), clock(1.0), at_least=2) == 2.5  # the second attempt holds
+
+
+def test_an_injected_delay_is_at_least_ten_times_the_noise(capsys):
+    seen = []
+
+    def fast(delay_s):
+        seen.append(delay_s)
+        return 0.1 + 0.01 * (len(seen) % 2)
+
+    assert claim.timed("00.x", lambda delay_s: 1.0, fast, at_least=2, delay_s=0.02) > 2
+    assert seen[:5] == [0.02] * 5 and seen[5] == pytest.approx(0.1)  # noise 10 ms
+    assert "delay 100 ms" in capsys.readouterr().out
+
+
+def test_a_machine_too_noisy_for_any_delay_is_amber_and_nothing_is_timed(capsys):
+    noisy = iter(range(10**6))
+    claim.timed("00.x", None, lambda delay_s: float(next(noisy)), at_least=2, delay_s=0.02)
+    out = capsys.readouterr().out
+    assert "ten times that would take all day" in out and "~ 00.x" in out
+
+
+def test_a_callable_without_a_stopwatch_is_timed_by_the_wall_clock():
+    import time
+
+    assert claim.timed("00.x", lambda: time.sleep(0.05), lambda: None, at_least=2) > 2
