@@ -41,7 +41,7 @@ def attempts(key: str) -> tuple[bool, int]:
     """(whether the task once had all its points, how many answers were checked), from the journal and this kernel."""
     events = [event for event in progress.history()[0] if event["event"] == "check" and event["key"] == key]
     passed = any(event.get("status") == "passed" for event in events)
-    checked = sum(event.get("status") not in ("not started", "missing") for event in events)
+    checked = sum(event.get("status") not in progress.NOT_TRIED for event in events)
     return passed, max(checked, session.current.tries.get(key, 0))
 
 
@@ -51,8 +51,9 @@ def text(task: Task) -> tuple[str, str]:
     wanted = (task.cell or f"answer-{number}", f"why-{number}")
     for path in sorted(notebook.shipped("solutions").glob(f"{task.lesson}_*.ipynb")):
         cells = {cell.get("id"): "".join(cell["source"]) for cell in notebook.read(path)["cells"]}
-        if wanted[0] in cells:
-            return cells[wanted[0]], cells.get(wanted[1], "")
+        found = [cells[name] for name in cells if name == wanted[0] or name.startswith(wanted[0] + "-")]  # a cell a part
+        if found:
+            return "\n\n\n".join(found), cells.get(wanted[1], "")
     raise ValueError(f"its solution (cell {wanted[0]!r}) is not in this installation")
 
 

@@ -31,7 +31,7 @@ class Case:
 
     world_size: int
     inputs: list[list]
-    """{"tensor": nested lists, "dtype": "float64"} arrives as a tensor"""
+    """{"tensor": nested lists, "dtype": "float64"} arrives as a tensor (one without elements needs its "shape" too)"""
     part: str = ""
     """of a task whose parts score alone: the part that this case is about"""
 
@@ -93,6 +93,11 @@ class Task:
     def lesson(self) -> str:
         """The lesson's number, such as "00"."""
         return self.key.split(".")[0]
+
+    @property
+    def functions(self) -> list[str]:
+        """Names that an answer has to define."""
+        return list(self.parts) if self.independent else [self.function]
 
     @property
     def max(self) -> int:

@@ -218,11 +218,15 @@ def call(mesh, function, drive: str | None, inputs: list[list], task: str) -> di
 
 
 def decode(value: object) -> object:
-    """An input as the submission gets it: {"tensor": ..., "dtype": ...} becomes a tensor, inside lists and dicts too."""
+    """An input as the submission gets it: {"tensor": ..., "dtype": ...} becomes a tensor, inside lists and dicts too.
+
+    A tensor without elements says its "shape" as well.
+    """
     import torch
 
-    if isinstance(value, dict) and set(value) == {"tensor", "dtype"}:
-        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    if isinstance(value, dict) and {"tensor", "dtype"} <= set(value):
+        made = torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        return made.view(value.get("shape", made.shape))
     if isinstance(value, dict):
         return {name: decode(item) for name, item in value.items()}
     return [decode(item) for item in value] if isinstance(value, list) else value
