@@ -33,6 +33,25 @@ def lab(args: argparse.Namespace) -> int:
     return lab(args.dir, browser=not args.no_browser, port=args.port)
 
 
+def restore(args: argparse.Namespace) -> int:
+    """put the answer cell of an exercise back; an edited one is kept above it"""
+    from minidist.course.lab import restore
+
+    print(restore(args.task, args.dir))
+    return GOOD
+
+
+def progress(args: argparse.Namespace) -> int:
+    """how far you have come in the course"""
+    from minidist.course import report
+
+    found = report.report(args.dir)
+    if args.html:
+        Path(args.html).write_text(report.page(found), encoding="utf-8")
+    print(json.dumps(found) if args.json else args.html or report.words(found))
+    return GOOD
+
+
 def doctor(args: argparse.Namespace) -> int:
     """is this machine fit? each line good, or the fix"""
     from minidist.doctor import report
@@ -136,6 +155,8 @@ def grade(args: argparse.Namespace) -> int:
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "lab": lab,
+    "restore": restore,
+    "progress": progress,
     "doctor": doctor,
     "data": data_build,
     "train": train,
@@ -218,6 +239,14 @@ def parser() -> Parser:
     one.add_argument("--dir", help="your copy of the course; default ~/minidist-course")
     one.add_argument("--no-browser", action="store_true", help="print the address only")
     one.add_argument("--port", type=int, help="default: the first free one from 8888")
+
+    one = _verb(verbs, "restore", restore, as_json=False)
+    one.add_argument("task", metavar="TASK", help="such as 07.2")
+    one.add_argument("--dir", help="your copy of the course; default ~/minidist-course")
+
+    one = _verb(verbs, "progress", progress)
+    one.add_argument("--dir", help="your copy of the course; default: the one around you, else ~/minidist-course")
+    one.add_argument("--html", metavar="OUT", help="write it as one HTML page, too")
 
     _verb(verbs, "doctor", doctor)
     _data_verbs(verbs)

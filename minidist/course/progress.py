@@ -8,8 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minidist.course.grading import Task
 
 NAME = "progress.jsonl"
+NOT_TRIED = ("not started", "missing")  # checks of no answer
 
 
 def folder() -> Path:
@@ -25,7 +30,7 @@ def folder() -> Path:
 
 
 def record(event: str, key: str, **fields) -> None:
-    """Append one event ("predict", "claim", "check", "hint", "solution", "finish") about a key such as "00.1".
+    """Append one event ("predict", "claim", "check", "hint", "seen", "finish") about a key such as "00.1".
 
     A folder that cannot be written costs the learner the journal and nothing else: it is said, never raised.
     """
@@ -60,18 +65,20 @@ def _locked(file) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def history() -> tuple[list[dict], int]:
-    """All events in order, and the number of damaged lines that were skipped."""
-    path = folder() / NAME
+def history(where: Path | None = None) -> tuple[list[dict], int]:
+    """All events of a course folder (default: the learner's) in order, and the number of damaged lines that were skipped."""
+    path = (where or folder()) / NAME
     events, damaged = [], 0
     if not path.is_file():
         return events, damaged
-    for raw in path.read_bytes().splitlines():
+    for raw in path.read_bytes().split(b"\n"):
         try:
             entry = json.loads(raw)
-            entry["event"], entry["key"], entry["time"]
+            shape = {"event": str, "key": str, "time": int | float}
+            if not all(isinstance(entry[name], kind) for name, kind in shape.items()):
+                raise TypeError
             events.append(entry)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             damaged += bool(raw.strip())
     return events, damaged
 
@@ -90,3 +97,21 @@ def fold(events: list[dict], tasks: dict[str, list[str]]) -> dict[str, str]:
         else:
             states[lesson] = "started" if lesson in touched else "open"
     return states
+
+
+def fold_task(events: list[dict], task: Task) -> dict:
+    """Where a task stands: "open", "started" or "done", its best points, and what it took."""
+    mine = [event for event in events if event["key"] == task.key and event.get("status") not in NOT_TRIED]
+    checks = [event for event in mine if event["event"] == "check"]
+    paid = [event["points"] for event in checks if isinstance(event.get("points"), int)]
+    full = any(event.get("points") and event["points"] == event.get("max") for event in checks)
+    return {
+        "task": task.key,
+        "task_version": task.version,
+        "status": "done" if full else "started" if mine else "open",
+        "points": max([0, *(min(points, task.max) for points in paid)]),
+        "max": task.max,
+        "tries": len(checks),
+        "hints": len({event.get("number") for event in mine if event["event"] == "hint"}),
+        "solution_seen": any(event["event"] == "seen" for event in mine),
+    }
