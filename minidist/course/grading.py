@@ -1,8 +1,9 @@
 """Grading: run a submission in a fresh process at several world sizes, judge what came back where it never ran.
 
 `check('00.1')` in a notebook and `minidist grade NOTEBOOK` take the same path: the sources of the cells, in order, go to
-`course.sandbox` in an empty folder (`course.nursery` starts it); results and tapes cross back as JSON; the task's own
-judge names the first fault.
+ranks of `course.sandbox` in an empty folder (`course.nursery` starts it); results and tapes cross back as JSON and raw bytes
+of tensors; the task's own judge names the first fault, here, where no submission ever ran, and computes what is right after
+it has ended. Before a judge is asked, each rank's tape is compared with what its recorder saw (`course.ledger`).
 """
 
 from __future__ import annotations
@@ -11,134 +12,21 @@ import ast
 import random
 import re
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 
-from minidist.course import parts
+from minidist.course import ledger, parts
+from minidist.course.crossing import pack_input, readable
 from minidist.course.nursery import Nursery
 from minidist.course.session import Cell
+from minidist.course.task import Case, Fault, Outcome, Result, Task
 
 SKIPPED_TAGS = {"check", "predict", "widget", "demo"}
 NOT_STARTED = "Write {} in its cell, run the cell, then check again."
 START_S = 60.0  # for the interpreter, torch and the notebook's own cells, before any limit of a task counts
-
-
-@dataclass
-class Case:
-    """One call of the learner's function on every rank. `inputs[r]` are rank r's arguments after the mesh, JSON values."""
-
-    world_size: int
-    inputs: list[list]
-    """{"tensor": nested lists, "dtype": "float64"} arrives as a tensor (one without elements needs its "shape" too)"""
-    part: str = ""
-    """of a task whose parts score alone: the part that this case is about"""
-
-
-@dataclass
-class Outcome:
-    """What a case left: each rank's encoded value and the lines of its tape as dicts, or the problem that ended it."""
-
-    values: list
-    tapes: list[list[dict]]
-    problem: dict | None = None
-    """kind "error", "hang", "died", "mismatch" or "stub"; text; rank or None; entered: ranks waiting in a collective"""
-    inputs: list = field(default_factory=list)
-    """each rank's inputs as the submission left them, encoded"""
-
-
-@dataclass
-class Fault:
-    """The first thing wrong with an outcome. `part` of the points is lost, and all parts after it."""
-
-    part: str
-    id: str
-    message: str
-    expected: str = ""
-    got: str = ""
-
-
-@dataclass
-class Task:
-    """One exercise: what is asked, what it pays, how it is judged."""
-
-    key: str
-    version: int
-    title: str
-    function: str
-    parts: dict[str, int]
-    """points by part, in order: a part pays only if it and all parts before it are right in every case"""
-    minutes: int
-    hints: tuple[str, str, str]
-    cases: Callable[[int], list[Case]]
-    judge: Callable[[Case, Outcome], Fault | None]
-    explain: Callable[[Case, dict], Fault | None] = lambda case, problem: None
-    """a task's own reading of a problem (a hang, an error) before the general one"""
-    refused: dict[str, str] = field(default_factory=dict)
-    """names that a submission may not touch, each with the reason"""
-    limit_s: float = 10.0
-    drive: str = ""
-    """"module:function" called on every rank as `(mesh, answer, *inputs)`, where an answer is a class that has to be used
-    before it does anything; it runs among the submission, so it decides nothing"""
-    cell: str = ""
-    """name of the answer's cell, where several tasks grade one answer; default: answer-NN-k"""
-    independent: bool = False
-    """parts score alone: each is a function of that name, in a cell answer-NN-k-NAME, with the cases marked as its own"""
-
-    def __post_init__(self):
-        assert self.parts and all(points > 0 for points in self.parts.values()), f"{self.key}: every part pays something"
-
-    @property
-    def lesson(self) -> str:
-        """The lesson's number, such as "00"."""
-        return self.key.split(".")[0]
-
-    @property
-    def functions(self) -> list[str]:
-        """Names that an answer has to define."""
-        return list(self.parts) if self.independent else [self.function]
-
-    @property
-    def max(self) -> int:
-        """Points for all parts."""
-        return sum(self.parts.values())
-
-
-@dataclass
-class Result:
-    """What an attempt earned and, if not everything, why."""
-
-    lesson: str
-    task: str
-    task_version: int
-    points: int
-    max: int
-    status: str
-    """passed, partial, failed, not started, missing or error"""
-    message_id: str
-    message: str
-    expected: str = ""
-    got: str = ""
-    world_size: int | None = None
-    seed: int = 0
-    seconds: float = 0.0
-
-    def lines(self) -> list[str]:
-        """At most ten lines for the learner."""
-        shown = [f"{self.task}: {self.status}, {self.points} of {self.max} points"]
-        if self.world_size is not None:
-            shown.append(f"  first seen with {self.world_size} rank{'s' * (self.world_size > 1)}, seed {self.seed}")
-        shown += [f"  expected: {_clip(self.expected)}"] * bool(self.expected)
-        shown += [f"  got:      {_clip(self.got)}"] * bool(self.got)
-        shown += [f"  {_clip(line, 140)}" for line in self.message.split("\n")[: 9 - len(shown)]]
-        if self.status in ("partial", "failed", "error"):
-            shown.append(f"  hint({self.task!r}) has a nudge; check({self.task!r}, seed={self.seed}) repeats this attempt.")
-        return shown
-
-    def to_json(self) -> dict:
-        """Plain values, as `minidist grade --json` prints them."""
-        return asdict(self)
+LOOP_S = 0.010  # of the loop in `slowness`, on a 2.1 GHz server core
 
 
 def grade(
@@ -147,25 +35,29 @@ def grade(
     *,
     seed: int | None = None,
     limit_s: float | None = None,
+    threads: int = 0,
     nursery: Nursery | None = None,
 ) -> Result:
     """Run and judge one attempt. Never raises for anything the submission does; points lie in 0..max.
 
-    Many attempts in a row go faster through one `nursery`: each still gets a process of its own.
+    Many attempts in a row go faster through one `nursery`: each still gets processes of its own. `threads`: of torch on each
+    rank, for tests; 0 leaves the choice to `ranks`.
     """
     seed = random.SystemRandom().randrange(1, 10**6) if seed is None else seed
     if task.independent:
         with nullcontext(nursery) if nursery else Nursery() as place:
-            return parts.grade_parts(task, cells, seed, limit_s, place, grade)
+            return parts.grade_parts(task, cells, seed, limit_s, place, partial(grade, threads=threads))
     began = time.monotonic()
     wanted = [cell for cell in cells if not SKIPPED_TAGS.intersection(cell.tags)]
     fault = _unwritten(task, wanted) or _refused(task, wanted)
     points = world_size = None
     if fault is None:
         cases = task.cases(seed)
-        limit_s = limit_s or task.limit_s
+        job = _job(task, wanted, cases, limit_s, threads)
+        worlds = len({case.world_size for case in cases})
+        patience_s = START_S * (1 + worlds) + 2 * sum(case["limit_s"] for case in job["cases"])
         with nullcontext(nursery) if nursery else Nursery() as place:
-            answer = place.run(_job(task, wanted, cases, limit_s), START_S + 2 * limit_s * len(cases))
+            answer = place.run(job, patience_s)
         points, fault, world_size = _score(task, cases, answer)
     return _result(task, points or 0, fault, world_size, seed, time.monotonic() - began)
 
@@ -203,7 +95,11 @@ def _unwritten(task: Task, cells: list[Cell]) -> Fault | None:
                 found = node
     if found is None:
         where = f"the cell named {task.cell or 'answer-' + task.key.replace('.', '-')}"
-        return Fault(first, "missing", f"{task.function} is nowhere among the cells: bring back {where}, and run it.")
+        return Fault(
+            first,
+            "missing",
+            f"{task.function} is nowhere among the cells. Its place is {where}: restore it with `minidist restore {task.key}`.",
+        )
     if isinstance(found, ast.ClassDef):  # its constructor stands for it, with the key of whichever task comes first
         found = next((node for node in found.body if getattr(node, "name", None) == "__init__"), found)
     body = [ast.unparse(node) for node in found.body if not _docstring(node)] if isinstance(found, ast.FunctionDef) else []
@@ -213,7 +109,7 @@ def _unwritten(task: Task, cells: list[Cell]) -> Fault | None:
 
 
 def _parsed(source: str) -> ast.Module | None:
-    from minidist.course.sandbox import without_magics
+    from minidist.course.graded import without_magics
 
     try:
         return ast.parse(without_magics(source))
@@ -243,41 +139,80 @@ def _refused(task: Task, cells: list[Cell]) -> Fault | None:
     return None
 
 
-def _job(task: Task, cells: list[Cell], cases: list[Case], limit_s: float) -> dict:
+def _job(task: Task, cells: list[Cell], cases: list[Case], limit_s: float | None, threads: int) -> dict:
     """What the sandbox is told: nothing that would help to guess an answer's judgement."""
+    usual_s = max(task.limit_s, 10 * task.reference_s * slowness() if task.reference_s else 0.0)
+    told = [asdict(case) | {"inputs": pack_input(case.inputs)} for case in cases]
+    for case in told:
+        case["limit_s"] = limit_s or case["limit_s"] or usual_s
     return {
         "cells": [[cell.id, cell.source] for cell in cells],
         "task": task.key,
         "function": task.function,
         "drive": task.drive,
-        "cases": [asdict(case) for case in cases],
-        "limit_s": limit_s,
+        "refused": task.refused,
+        "allowed": list(task.allowed),
+        "cases": told,
+        "start_s": START_S,
+        "threads": threads,
     }
+
+
+@cache
+def slowness() -> float:
+    """How many times longer this machine takes for a loop of plain Python than the one that `Task.reference_s` is from."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        sum(i * i for i in range(200_000))
+        best = min(best, time.perf_counter() - began)
+    return max(1.0, best / LOOP_S)
 
 
 def _score(task: Task, cases: list[Case], answer: dict) -> tuple[int, Fault | None, int | None]:
     """Points, the worst fault (the earliest part; the first case among equals) and its world size."""
     order = list(task.parts)
     worst: tuple[int, Fault, int | None] | None = None
-    outcomes = [Outcome(**raw) for raw in answer.get("cases", [])]
+    outcomes = [_outcome(raw) for raw in answer.get("cases", [])]
     for case, outcome in zip(cases, outcomes, strict=False):
         fault = _judged(task, case, outcome)
         if fault is not None and (worst is None or order.index(fault.part) < worst[0]):
             worst = (order.index(fault.part), fault, case.world_size)
     if worst is None and len(outcomes) < len(cases):
-        worst = (0, Fault(order[0], "error", answer.get("note") or "The grader got no answer."), None)
+        worst = (0, _unanswered(order[0], answer.get("note") or "The grader got no answer."), None)
     if worst is None:
         return task.max, None, None
     return sum(task.parts[part] for part in order[: worst[0]]), worst[1], worst[2]
+
+
+def _outcome(raw: dict) -> Outcome:
+    """An outcome as it crossed, for a judge to read."""
+    try:
+        fields = {name: readable(raw.get(name, [])) for name in ("values", "inputs")}
+        tapes = [[ledger.counted(line) for line in tape] for tape in raw["tapes"]]
+        return Outcome(**{**raw, **fields, "tapes": tapes})
+    except Exception as error:
+        told = f"A rank sent what no rank of ours sends: {error}"
+        return Outcome([], [], {"kind": "died", "rank": None, "suspects": [], "text": told})
+
+
+def _unanswered(part: str, note: str) -> Fault:
+    """Why there is no answer: the cells as a whole came to nothing."""
+    refused = re.search(r"raised (?:Refused|ClosedFile): (.+)", note)
+    return Fault(part, "refused", refused[1]) if refused else Fault(part, "error", note)
 
 
 def _judged(task: Task, case: Case, outcome: Outcome) -> Fault | None:
     """The task's verdict. A grader that fails itself pays nothing and says so: no score may come from our own mistakes."""
     if outcome.problem:
         return _problem(task, case, outcome.problem)
-    first = next(iter(task.parts))
+    first, last = next(iter(task.parts)), list(task.parts)[-1]
+    if altered := ledger.altered(outcome.tapes, outcome.ledgers):
+        return Fault(first, "tape-altered", altered)
     try:
         fault = task.judge(case, outcome)
+        if fault is None and (differ := ledger.differ(outcome.tapes)):
+            return Fault(last, "tapes-differ", differ)
         assert fault is None or (isinstance(fault, Fault) and fault.part in task.parts), f"judged as {fault!r}"
         return fault
     except Exception as error:
@@ -294,6 +229,8 @@ def _problem(task: Task, case: Case, problem: dict) -> Fault:
         return own
     who = "" if problem["rank"] is None else f"Rank {problem['rank']} raised:"
     text = problem["text"].strip()
+    if refused := re.search(r"^minidist\.course\.guard\.\w+: (.+)$", text, re.MULTILINE):
+        return Fault(first, "refused", refused[1])
     if problem["kind"] == "mismatch":
         shown = ["The ranks do not call the same thing:", *text.rpartition("CommMismatch: ")[2].split("\n")]
     elif problem["kind"] == "error":
@@ -321,7 +258,3 @@ def _result(task: Task, points: int, fault: Fault | None, world_size: int | None
         status = "partial" if points else "failed"
     head = (task.lesson, task.key, task.version, points, task.max, status)
     return Result(*head, fault.id, fault.message, fault.expected, fault.got, world_size, seed, round(seconds, 2))
-
-
-def _clip(text: str, width: int = 110) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -41,13 +41,14 @@ class Nursery:
             judge.mkdir()
             empty.mkdir()
             result = judge / f"{random.SystemRandom().getrandbits(64):x}.json"
-            output = judge / "output"
+            output, order = judge / "output", judge / "job"
+            order.write_text(json.dumps({**job, "result": str(result)}))
             self._start()
-            self._tell({**job, "result": str(result), "folder": str(empty), "output": str(output)})
+            self._tell({"job": str(order), "folder": str(empty), "output": str(output)})
             status = self._wait(limit_s)
             try:
                 return json.loads(result.read_bytes())
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 why = "ran past its time" if status is None else f"ended early (exit status {status})"
                 text = output.read_text(errors="replace") if output.exists() else ""
                 tail = [line for line in text.split("\n") if line.strip()][-4:]

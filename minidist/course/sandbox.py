@@ -1,7 +1,9 @@
-"""The sandbox: the fresh process in which a submission runs. Takes a job, writes results as JSON, judges nothing.
+"""The sandbox: the process that runs a job on fresh ranks and writes down what came back. It judges nothing.
 
-Today's walls: an empty folder, a process group that is ended afterwards, values reduced to plain JSON before they leave.
-It keeps honest mistakes from counting as answers; it is no prison. For exams use a container.
+No line of a submission runs here: ranks run it (`course.graded`), each is told its own inputs only, and what they send is
+read as data. The walls are an empty folder, a process group that is ended afterwards, and the guard on each rank. They keep
+mistakes and the plain ways of cheating from counting as answers (`tests/banks/threats`); they are no prison. Code that
+rewrites its own process from inside, or native code, can lie about what its rank sent. For exams use a container.
 
 `serve` is the nursery's loop: it imports what every attempt needs, computes nothing, and forks.
 """
@@ -13,34 +15,39 @@ import gc
 import importlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 
-from minidist.ranks import host, launch, zygote
+from minidist import ranks
+from minidist.course import graded
+from minidist.course.crossing import PlainConnection, plain
+from minidist.ranks import host, launch, session, wire, zygote
+from minidist.ranks.pool import Pool
+
+COURSE_PARTS = ("minidist.course", "minidist.course.recorder", "minidist.course.guard")
 
 
 def serve() -> None:
     """Read jobs, one a line, until stdin closes. Say the sandbox's process id when it starts, its exit status when it ends."""
     forks = host.start_method() == "fork"
     if forks:
-        for name in (*zygote.TORCH_PARTS, *zygote.OUR_PARTS):
+        for name in (*zygote.TORCH_PARTS, *zygote.OUR_PARTS, *COURSE_PARTS):
             importlib.import_module(name)
         gc.collect()
         gc.freeze()
     for line in iter(sys.stdin.readline, ""):
-        job = json.loads(line)
+        places = json.loads(line)
         pid = os.fork() if forks else 0
         if pid == 0:
             if not forks:  # this process is the sandbox, and the next job gets another
                 print(os.getpid(), flush=True)
-            _become(job, forks)
+            _become(places, forks)
         print(pid, flush=True)
         status = _watch(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -59,16 +66,24 @@ def _watch(pid: int) -> int:
             os._exit(1)
 
 
-def _become(job: dict, forked: bool) -> None:
+def _become(places: dict, forked: bool) -> None:
     """Turn this process into the sandbox of one job, and never return."""
     code = 1
     try:
         if forked:
             os.setsid()
-        os.chdir(job["folder"])
-        zygote.log_to(job["output"])
+        os.chdir(places["folder"])
+        zygote.log_to(places["output"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        run(job, forked)
+        door, pools = PlainDoor(), session.current()
+        pools.launcher = ForkedZygote(door) if forked else launch.SpawnLauncher(door)
+        job = json.loads(Path(places["job"]).read_bytes())  # now that the zygote is forked: ranks inherit none of it
+        os.remove(places["job"])
+        answer = json.dumps(run(job, pools))
+        ranks.stop()  # so that nobody is left who could write in our place
+        result = Path(job["result"])
+        result.with_suffix(".part").write_text(answer)
+        result.with_suffix(".part").rename(result)
         code = 0
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
@@ -126,64 +141,86 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def run(job: dict, forked: bool) -> None:
-    """Run the job's cells in order, then its cases until one ends badly, and write what came of it."""
-    from minidist import ranks
-    from minidist.ranks import session
+class PlainDoor(launch.Door):
+    """A door for ranks that run a stranger's code: what they say is read as data."""
 
-    if forked:
-        session.current().launcher = ForkedZygote(launch.Door())
-    namespace = {"__name__": "__main__", "__builtins__": __builtins__}
-    note = run_cells(job["cells"], namespace)
-    function = namespace.get(job["function"])
-    cases = []
-    if function is None:
-        note = note or f"{job['function']} is not there after running all cells in order from a fresh start."
-    elif not callable(function):
-        note, function = f"{job['function']} is not a function but {function!r:.60}", None
-    for case in job["cases"] if function is not None else []:
-        cases.append(run_case(job, case, function))
+    connection = PlainConnection
+
+
+class Ledger:
+    """The pipe in which the recorder of every rank writes what it launches, read as it comes."""
+
+    def __init__(self, path: str):
+        self.path = path
+        os.mkfifo(path, 0o600)
+        self._reading, self._lock, self._data = os.open(path, os.O_RDONLY | os.O_NONBLOCK), threading.Lock(), b""
+        self._writing = os.open(path, os.O_WRONLY)  # so that the pipe stays open between ranks
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            select.select([self._reading], [], [])
+            self._drain()
+            time.sleep(0.01)
+
+    def _drain(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while data := os.read(self._reading, 65536):
+                self._data += data
+
+    def take(self, ranks: int) -> list[list[dict]]:
+        """By rank, what was written since the last time."""
+        self._drain()
+        with self._lock:
+            data, self._data = self._data, b""
+        found: list[list[dict]] = [[] for _ in range(ranks)]
+        for line in data.splitlines():
+            record = json.loads(line)
+            found[record.pop("rank")].append(record)
+        return found
+
+
+def run(job: dict, pools: session.Session) -> dict:
+    """Run the job's cases until one ends badly: {"cases": [...], "note": why there are fewer than there should be}."""
+    ledger, ready, cases = Ledger(pools.launcher.door.path("ledger")), {}, []
+    for case in job["cases"]:
+        try:
+            pool = pools.pool(case["world_size"])
+            pids = [member.pid for member in pool.members]
+            if ready.get(pool) != pids:  # new ranks: they run the notebook's cells first
+                note = _each(pool, graded.prepare, [_order(job, ledger)] * pool.ranks, job["start_s"])[0]
+                if note:
+                    return {"cases": cases, "note": str(note)}
+                ready[pool] = pids
+        except ranks.RanksError as error:
+            why = "ran past their time" if isinstance(error, ranks.RankHang) else f"ended early: {error}"
+            return {"cases": cases, "note": f"The notebook's cells {why}"}
+        cases.append(run_case(job, case, pool, ledger))
         if cases[-1]["problem"]:
             break
-    result = Path(job["result"])
-    result.with_suffix(".part").write_text(json.dumps({"cases": cases, "note": note}))
-    result.with_suffix(".part").rename(result)
-    ranks.stop()
+    return {"cases": cases, "note": ""}
 
 
-def run_cells(cells: list, namespace: dict) -> str:
-    """Execute (id, source) pairs in order. An error ends its cell only; the first one is returned in words."""
-    from minidist.ranks.cell import remember
-
-    note = ""
-    for number, (name, source) in enumerate(cells, 1):
-        if source.lstrip().startswith("%%"):
-            continue  # cell magics are demonstrations
-        name = name or f"number {number}"
-        remember(f"<cell {name}>", source)  # so that tracebacks show its lines, on the ranks too
-        try:
-            exec(compile(without_magics(source), f"<cell {name}>", "exec"), namespace)
-        except (Exception, SystemExit) as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            at = f" at line {where.lineno}" if where.filename.startswith("<cell") else ""
-            text = f"Cell {name}{at}, run from a fresh start, raised {type(error).__name__}: {error}"
-            note = note or text
-    return note
+def _order(job: dict, ledger: Ledger) -> dict:
+    names = ("cells", "function", "task", "drive", "refused", "allowed", "threads")
+    return {name: job[name] for name in names} | {"ledger": ledger.path}
 
 
-def without_magics(source: str) -> str:
-    """The source with line magics, shell lines and help lines turned into comments."""
-    return re.sub(r"^(\s*)([%!?].*|.*[^\s#?]\?{1,2})$", r"\1pass", source, flags=re.MULTILINE)
+def _each(pool: Pool, function: object, orders: list[dict], limit_s: float) -> list:
+    """Call a function of `graded` with its own order on each rank; what came back, as plain data."""
+    payloads = [wire.dumps((function, (order,), {})) for order in orders]
+    packed = pool.call_each(payloads, session.options(None, pool.ranks, limit_s, True))
+    return [json.loads(plain(answer)) for answer in packed]
 
 
-def run_case(job: dict, case: dict, function: object) -> dict:
-    """One call on `world_size` ranks: encoded values and tapes by rank, or the problem."""
-    from minidist import ranks
-
+def run_case(job: dict, case: dict, pool: Pool, ledger: Ledger) -> dict:
+    """One call on `world_size` ranks: encoded values, tapes, ledgers by rank, or the problem."""
     problem = {"kind": "error", "rank": None, "suspects": [], "text": ""}
+    names = {"function": job["function"], "task": job["task"], "drive": job["drive"]}
+    orders = [{**names, "inputs": inputs} for inputs in case["inputs"]]
+    ledger.take(pool.ranks)
     try:
-        work = (function, job.get("drive"), case["inputs"], job["task"])
-        got = ranks.run(call, case["world_size"], *work, timeout_s=job["limit_s"])
+        got = _each(pool, graded.call, orders, case["limit_s"] or job["limit_s"])
     except ranks.RankHang as error:
         problem |= {"kind": "hang", "text": str(error), "suspects": error.ranks}
     except ranks.RankDied as error:
@@ -191,64 +228,14 @@ def run_case(job: dict, case: dict, function: object) -> dict:
     except ranks.RankError as error:
         kind = "mismatch" if error.kind == "CommMismatch" else "error"
         problem |= {"kind": kind, "rank": error.rank, "text": error.traceback}
-    except Exception as error:  # not a function, or one that cannot travel to the ranks
-        problem |= {"text": f"{type(error).__name__}: {error}"}
+    except Exception as error:  # what a rank sent cannot be read
+        problem |= {"kind": "died", "text": f"A rank sent what no rank of ours sends: {error}"}
     else:
         if any(item.get("stub") for item in got):
             return {"values": [], "tapes": [], "problem": problem | {"kind": "stub"}}
-        return {name + "s": [item[name] for item in got] for name in ("value", "tape", "input")} | {"problem": None}
+        fields = {name + "s": [item[name] for item in got] for name in ("value", "tape", "input")}
+        return fields | {"held": [item["held"] for item in got], "ledgers": ledger.take(pool.ranks), "problem": None}
     return {"values": [], "tapes": [], "problem": problem}
-
-
-def call(mesh, function, drive: str | None, inputs: list[list], task: str) -> dict:
-    """On a rank: call the submission (or have its task's `drive` use it), return what it said and what it sent."""
-    start, mine = len(mesh.tape.lines), [decode(value) for value in inputs[mesh.rank]]
-    try:
-        if drive:
-            module, _, name = drive.partition(":")
-            value = getattr(importlib.import_module(module), name)(mesh, function, *mine)
-        else:
-            value = function(mesh, *mine)
-    except NotImplementedError as error:
-        if error.args == (task,):
-            return {"stub": True}
-        raise
-    tape = [asdict(line) for line in mesh.tape.lines[start:]]
-    return {"value": encode(value), "tape": tape, "input": [encode(value) for value in mine]}
-
-
-def decode(value: object) -> object:
-    """An input as the submission gets it: {"tensor": ..., "dtype": ...} becomes a tensor, inside lists and dicts too.
-
-    A tensor without elements says its "shape" as well.
-    """
-    import torch
-
-    if isinstance(value, dict) and {"tensor", "dtype"} <= set(value):
-        made = torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
-        return made.view(value.get("shape", made.shape))
-    if isinstance(value, dict):
-        return {name: decode(item) for name, item in value.items()}
-    return [decode(item) for item in value] if isinstance(value, list) else value
-
-
-def encode(value: object) -> object:
-    """A value as JSON. Plain scalars and lists stand for themselves; all else becomes a dict that names its kind.
-
-    Exact types only: an object of a subclass (one that equals everything, say) crosses as its name.
-    """
-    import torch
-
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) is list:
-        return [encode(item) for item in value]
-    if type(value) is tuple:
-        return {"tuple": [encode(item) for item in value]}
-    if type(value) is torch.Tensor:
-        flat = value.detach().cpu()
-        return {"tensor": flat.tolist(), "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
-    return {"object": type(value).__name__}
 
 
 if __name__ == "__main__":

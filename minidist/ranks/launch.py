@@ -30,6 +30,8 @@ START_S = 120.0  # for the zygote's imports or a spawned rank's, on a machine bu
 class Door:
     """The parent's listening socket in its private folder (mode 700), and the password that callers must know."""
 
+    connection = Connection  # the class of what callers come by
+
     def __init__(self):
         roomy = len(tempfile.gettempdir()) < 60  # a socket's path has at most about 100 bytes
         self.folder = tempfile.mkdtemp(prefix="minidist-", dir=None if roomy else "/tmp")
@@ -43,7 +45,7 @@ class Door:
         """The next caller and the first thing it says, or None if nobody comes in time."""
         if not select.select([self.socket], [], [], wait_s)[0]:
             return None
-        connection = Connection(self.socket.accept()[0].detach())
+        connection = self.connection(self.socket.accept()[0].detach())
         try:
             deliver_challenge(connection, self.key)
             answer_challenge(connection, self.key)

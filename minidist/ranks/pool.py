@@ -113,6 +113,10 @@ class Pool:
         """Call the packed (fn, args, kwargs) as fn(mesh, *args, **kwargs) on every rank; results by rank."""
         return [wire.loads(value) for value in self._run("call", context, Printer(self.ranks), payload)]
 
+    def call_each(self, payloads: list[bytes], context: dict[str, Any]) -> list[bytes]:
+        """Call on every rank what was packed for it alone; results by rank, packed as they came."""
+        return self._run("call", context, Printer(self.ranks), each=payloads)
+
     def cell(self, source: str, filename: str, context: dict[str, Any], as_it_comes: bool = False) -> None:
         """Run the source of a cell in every rank's namespace."""
         self.holds_variables = True
@@ -133,15 +137,18 @@ class Pool:
             )
         return [wire.loads(value) for value in values]
 
-    def _run(self, what: str, context: dict[str, Any], printer: Printer, *arguments: Any) -> list[Any]:
+    def _run(
+        self, what: str, context: dict[str, Any], printer: Printer, *arguments: Any, each: list[bytes] | None = None
+    ) -> list[Any]:
+        """Have every rank do `what`, with the same arguments or, from `each`, one of its own."""
         with self.busy:
             job, context = next(_numbers), {**context, **self._surroundings(), "renumber": self.in_step}
             for rank in range(self.ranks):
                 self.board.reset(rank)  # numbers start anew: nobody must find a peer's call of the last run
             listening = self._listen(job, printer)
             try:
-                for member in self.members:
-                    self.ear.tell(member, (what, job, context, *arguments))
+                for rank, member in enumerate(self.members):
+                    self.ear.tell(member, (what, job, context, *(arguments if each is None else [each[rank]])))
                 listening.until(listening.began + context["timeout_s"])
                 return self._judge(listening, printer)
             except KeyboardInterrupt:

@@ -70,7 +70,10 @@ def test_only_core_talks_to_torch_distributed(path):
         isinstance(node, ast.Import | ast.ImportFrom) and "torch.distributed" in ast.unparse(node).replace("import ", "")
         for node in ast.walk(ast.parse(path.read_text()))
     )
-    assert not talks or part(path) in ("core", "ranks", "doctor"), "collectives go through core.comm, groups through core.mesh"
+    hears = path == ROOT / "course" / "recorder.py"  # sits on the process groups of graded ranks, and starts nothing
+    assert not talks or hears or part(path) in ("core", "ranks", "doctor"), (
+        "collectives go through core.comm, groups through core.mesh"
+    )
 
 
 @BY_FILE

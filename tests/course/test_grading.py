@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from minidist.course import exercise, grading, progress, sandbox, session, tasks
+from minidist.course import crossing, exercise, graded, grading, progress, session, tasks
 from minidist.course.grading import Case, Fault, Outcome, Result
 from minidist.course.nursery import Nursery
+from minidist.course.pytest_plugin import leftovers
 from minidist.course.session import Cell
 
 ROOT = Path(__file__).parents[2]
@@ -80,23 +81,26 @@ def test_cases_that_never_came_back_pay_nothing():
     ],
 )
 def test_what_crosses_is_plain_json(value, encoded):
-    assert sandbox.encode(value) == encoded
+    assert crossing.encode(value) == encoded
     json.dumps(encoded)
 
 
 def test_a_tensor_crosses_with_its_dtype_and_shape():
     torch = pytest.importorskip("torch")
-    assert sandbox.encode(torch.ones(1, 2)) == {"tensor": [[1.0, 1.0]], "dtype": "float32", "shape": [1, 2]}
+    for x in (torch.ones(1, 2), torch.zeros(0, 3), torch.tensor(7), torch.rand(3, 2).T.bfloat16()):
+        crossed = json.loads(json.dumps(crossing.encode(x)))
+        assert crossing.unpack(crossed).equal(x) and crossing.decode(crossing.pack_input([{"x": x}]))[0]["x"].equal(x)
+        assert crossing.readable(crossed) == {"tensor": x.tolist(), "dtype": str(x.dtype)[6:], "shape": list(x.shape)}
 
 
 def test_magics_shell_and_help_lines_are_no_code():
     source = "x = 7 % 4\n  %timeit x\n!ls\nx?\nprint?? \n'what?'"
-    assert sandbox.without_magics(source) == "x = 7 % 4\n  pass\npass\npass\nprint?? \n'what?'"
+    assert graded.without_magics(source) == "x = 7 % 4\n  pass\npass\npass\nprint?? \n'what?'"
 
 
 def test_cells_run_in_order_and_the_first_error_is_named_without_stopping_the_rest():
     namespace = {}
-    note = sandbox.run_cells(
+    note = graded.run_cells(
         [["a", "x = 1"], ["b", "%%ranks 4\nboom"], ["", "1 / 0"], ["c", "raise OSError"], ["d", "y = x"]], namespace
     )
     assert namespace["y"] == 1
@@ -108,38 +112,27 @@ def test_the_same_seed_repeats_an_attempt_and_another_draws_other_inputs():
     assert [case.world_size for case in TASK.cases(1)] == [1, 2, 3, 4]
 
 
-def test_a_cell_that_never_ends_is_ended_with_everything_it_started(monkeypatch, tmp_path):
-    monkeypatch.setattr(grading, "START_S", 1.0)
-    marker = tmp_path / "pid"
-    source = (
-        f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ndef gather_squares(m, s): pass\ntime.sleep(99)"
-    )
-    result = grading.grade(TASK, [Cell("", source)], limit_s=0.1)
-    assert (result.status, result.points) == ("error", 0) and "ran past its time" in result.message
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(marker.read_text()), 0)
+def test_a_cell_that_never_ends_is_ended_with_everything_it_started(monkeypatch):
+    monkeypatch.setattr(grading, "START_S", 2.0)
+    monkeypatch.setenv("MINIDIST_NOTEBOOK", "never-ends")
+    result = grading.grade(TASK, [Cell("", "def gather_squares(m, s): pass\nimport time\ntime.sleep(99)")], limit_s=0.1)
+    assert (result.status, result.points) == ("error", 0) and "ran past their time" in result.message
+    assert leftovers("never-ends", grace_s=1.0) == []
 
 
-def test_a_judge_that_is_killed_takes_the_sandbox_and_its_ranks_along(tmp_path):
-    marker = tmp_path / "pids"
-    source = (
-        "import os, time\n"
-        "def gather_squares(mesh, secret):\n"
-        f"    open({str(marker)!r}, 'a').write(f'{{os.getpid()}} {{os.getppid()}}\\n')\n"
-        "    time.sleep(99)"
-    )
+def test_a_judge_that_is_killed_takes_the_sandbox_and_its_ranks_along():
     program = (
         "from minidist.course import grading, tasks\n"
         "from minidist.course.session import Cell\n"
-        f"grading.grade(tasks.find('00.1'), [Cell('', {source!r})], limit_s=60)"
+        "source = 'def gather_squares(mesh, secret):\\n    import time\\n    time.sleep(99)'\n"
+        "grading.grade(tasks.find('00.1'), [Cell('', source)], limit_s=60)"
     )
-    judge = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    wait_until(lambda: marker.exists() and marker.read_text().endswith("\n"), 60)
+    env = {**os.environ, "MINIDIST_NOTEBOOK": "killed-judge"}
+    judge = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env)
+    wait_until(lambda: len(leftovers("killed-judge", grace_s=0)) == 5, 60)  # judge, nursery, sandbox, zygote, rank
     judge.kill()
     judge.wait()
-    pids = [int(pid) for pid in marker.read_text().split()]  # the rank and the zygote that forked it
-    assert len(pids) == 2
-    wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids), 10)
+    assert leftovers("killed-judge", grace_s=10) == []
 
 
 def wait_until(true, seconds):
@@ -150,7 +143,7 @@ def wait_until(true, seconds):
 
 
 def test_attempts_through_one_nursery_know_nothing_of_each_other():
-    leave = "import os, sys\nos.environ['LEFT'] = sys.left = 'x'\nopen('left', 'w')\ngather_squares = 1"
+    leave = "import os, sys\nos.environ['LEFT'] = sys.left = 'x'\ngather_squares = 1\nopen('left', 'w')"
     look = "import os, sys\ngather_squares = str([hasattr(sys, 'left'), 'LEFT' in os.environ, os.listdir('.')])"
     with Nursery() as nursery:
         assert "not a function but 1" in grading.grade(TASK, [Cell("", leave)], nursery=nursery).message
@@ -189,8 +182,8 @@ def test_check_before_anything_was_run_and_of_an_unknown_task(learner, capsys):
     exercise.check("00.9")
     exercise.check(7)
     out = capsys.readouterr().out
-    assert "00.1: missing, 0 of 10 points" in out and "bring back the cell named answer-00-1" in out
-    assert out.count("did you mean '00.1'?") == 2
+    assert "00.1: missing, 0 of 10 points" in out and "restore it with `minidist restore 00.1`" in out
+    assert "there is no task '00.9': did you mean '00.1'?" in out and "there is no task 7: did you mean '07." in out
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Goes around the tape by a name made at run time: right values, nothing on the tape.
 
-message: off-tape
+message: refused
 """
 
 import importlib
