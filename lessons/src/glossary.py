@@ -41,6 +41,45 @@
 # ### tape
 # The list of everything a rank sent and received: operation, group, bytes, order, time, line of code.
 
+# %% [markdown] name="lesson-1"
+# ## From lesson 1
+#
+# ### FLOP
+# One floating-point operation: a multiply is one, an add another. FLOPs are a count, FLOP/s a rate.
+#
+# ### arithmetic intensity
+# FLOPs of an operation for each byte it moves to and from memory, every input read once and every output written once.
+#
+# ### roofline
+# What an operation can reach on a machine, drawn over its intensity: a slope where memory is the limit, flat where arithmetic is.
+#
+# ### ridge
+# The intensity at which the slope of a roofline meets its flat part: peak FLOP/s over bytes/s.
+#
+# ### SM
+# A streaming multiprocessor: one of the many cores of a GPU, with registers, shared memory and arithmetic units of its own.
+#
+# ### warp
+# Threads of a GPU, 32 of them on most, that take every step together.
+#
+# ### occupancy
+# Warps resident on an SM, as a share of the warps it has room for.
+#
+# ### tensor core
+# The unit of an SM that multiplies small tiles of matrices, in formats of 16 bits and fewer.
+#
+# ### kernel
+# A function that runs on the device; also what one operation launches. (The kernel of a notebook is another thing altogether.)
+#
+# ### stream
+# A queue of kernels and copies that a device works off in order. Between two streams there is no order without an event.
+#
+# ### event
+# A mark in a stream that others can wait for.
+#
+# ### pinned memory
+# Memory of the host at a fixed physical address, so that a device can copy from it while the CPU does something else.
+
 # %% [markdown] name="lesson-5"
 # ## From lesson 5
 #

@@ -22,7 +22,7 @@ class Lesson:
 
 LESSONS = (
     Lesson(0, "A cluster in your notebook", True, (), (0, 2), ready=True),
-    Lesson(1, "What a GPU is", True, (0,), (1, 1)),
+    Lesson(1, "What a GPU is", True, (0,), (1, 1), ready=True),
     Lesson(2, "Where memory and arithmetic go", True, (1,), (2, 1)),
     Lesson(3, "Number formats", True, (2,), (3, 0)),
     Lesson(4, "Memory for time on one device", True, (2,), (3, 1)),

@@ -1,0 +1,20 @@
+"""A kernel is resident, so the device is busy.
+
+message: resident-is-busy
+"""
+
+def bound(op, machine):
+    times = {
+        "compute": op["flops"] / machine["peak"][op["dtype"]],
+        "memory": op["bytes"] / machine["bandwidth"],
+        "launch": machine["launch_s"],
+    }
+    return max(times, key=times.get)
+
+
+def seconds(op, machine):
+    return max(op["flops"] / machine["peak"][op["dtype"]], op["bytes"] / machine["bandwidth"], machine["launch_s"])
+
+
+def share(op, machine):
+    return 1.0

@@ -1,0 +1,20 @@
+"""FLOPs over the peak.
+
+message: flops-predict-time
+"""
+
+def bound(op, machine):
+    times = {
+        "compute": op["flops"] / machine["peak"][op["dtype"]],
+        "memory": op["bytes"] / machine["bandwidth"],
+        "launch": machine["launch_s"],
+    }
+    return max(times, key=times.get)
+
+
+def seconds(op, machine):
+    return op["flops"] / machine["peak"][op["dtype"]]
+
+
+def share(op, machine):
+    return op["flops"] / seconds(op, machine) / machine["peak"][op["dtype"]]

@@ -1,0 +1,21 @@
+"""The roof over the peak, launches or not.
+
+message: share-without-launch
+"""
+
+def bound(op, machine):
+    times = {
+        "compute": op["flops"] / machine["peak"][op["dtype"]],
+        "memory": op["bytes"] / machine["bandwidth"],
+        "launch": machine["launch_s"],
+    }
+    return max(times, key=times.get)
+
+
+def seconds(op, machine):
+    return max(op["flops"] / machine["peak"][op["dtype"]], op["bytes"] / machine["bandwidth"], machine["launch_s"])
+
+
+def share(op, machine):
+    peak = machine["peak"][op["dtype"]]
+    return min(peak, machine["bandwidth"] * op["flops"] / op["bytes"]) / peak
