@@ -32,7 +32,7 @@ MUTATIONS = [
     ("train/step.py", "            self.taken += 1", "            pass", "train/test_step.py parity"),
     ("train/step.py", "(0, unit.matrices, True), (unit.matrices, unit.numel, False)", "(0, unit.numel, True)", "parity"),
     ("data/batch.py", "start = position + sum(sizes[:dp_rank])", "start = position", "parity data"),
-    ("core/random.py", "feature", "layer", "core/test_random.py"),
+    ("core/random.py", 'digest("dropout", key.seed, key.step, layer, site)', 'digest("dropout", key.seed, key.step, site)', "core/test_random.py"),
     ("core/comm.py", "return (x.cpu() if _staged(x, group) else x).contiguous()", "return x", "core/test_comm.py"),
     ("core/comm.py", "        if wire.check:\n            compare(line, group)", "", "core/test_check.py"),
     ("core/work.py", "            if wire.check:\n                compare(self.line, self._group)", "", "core/test_check.py"),
