@@ -12,6 +12,7 @@ from math import prod
 from multiprocessing.connection import Connection
 from typing import Any
 
+LARGEST = 2**28  # bytes of a message: noise on the line reads as a length of gigabytes
 SCALARS = (bool, int, float, str)
 
 
@@ -110,4 +111,4 @@ class PlainConnection(Connection):
 
     def recv(self) -> Any:
         """The next message, plain data only."""
-        return plain(self.recv_bytes())
+        return plain(self.recv_bytes(LARGEST))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -34,6 +35,7 @@ ALWAYS = {
     "torch.distributed.TCPStore": SIDEWAYS,
     "torch.save": SIDEWAYS,
     "torch.from_file": SIDEWAYS,
+    "torch.load": SIDEWAYS,
     "torch.multiprocessing": SIDEWAYS,
     "torch.ops._c10d_functional": SIDEWAYS,
     "multiprocessing": SIDEWAYS,
@@ -81,6 +83,7 @@ def install(refused: dict[str, str], allowed: tuple[str, ...]) -> None:
     _guard_imports(names, allowed)
     for name, reason in names.items():
         _guard_name(name, reason)
+    _guard_methods()
     sys.addaudithook(_audit)
 
 
@@ -163,6 +166,30 @@ def _guard_name(name: str, reason: str) -> None:
             return thing(*args, **kwargs)
 
         setattr(module, attribute, guarded)
+
+
+def _guard_methods() -> None:
+    """What ranks share besides their groups: the store that introduced them, and storages that map a file."""
+    import torch
+
+    store, storages = torch._C._distributed_c10d.Store, (torch.UntypedStorage, torch.storage.TypedStorage, torch.Tensor)
+    wanted = [
+        (store, name) for name in ("set", "get", "add", "append", "wait", "check", "compare_set", "multi_get", "multi_set")
+    ]
+    wanted += [(kind, name) for kind in storages for name in ("from_file", "share_memory_", "_new_shared")]
+    for kind, name in wanted:
+        plain = getattr(kind, name, None)
+        if plain is not None:
+            setattr(kind, name, _checked(plain, f"{kind.__name__}.{name}"))
+
+
+def _checked(plain: Callable, name: str) -> Callable:
+    def checked(*args, **kwargs):
+        if by_submission():
+            raise refuse(name, SIDEWAYS)
+        return plain(*args, **kwargs)
+
+    return staticmethod(checked) if inspect.ismethod(plain) or inspect.isbuiltin(plain) else checked
 
 
 def _guard_class(kind: type, check: Callable[[], None]) -> None:

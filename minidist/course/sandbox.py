@@ -30,6 +30,7 @@ from minidist.course.crossing import PlainConnection, plain
 from minidist.ranks import host, launch, session, wire, zygote
 from minidist.ranks.pool import Pool
 
+LATE_S = 8.0  # past the limit of a call: its hang report has been written by then
 COURSE_PARTS = ("minidist.course", "minidist.course.recorder", "minidist.course.guard")
 
 
@@ -209,8 +210,22 @@ def _order(job: dict, ledger: Ledger) -> dict:
 def _each(pool: Pool, function: object, orders: list[dict], limit_s: float) -> list:
     """Call a function of `graded` with its own order on each rank; what came back, as plain data."""
     payloads = [wire.dumps((function, (order,), {})) for order in orders]
-    packed = pool.call_each(payloads, session.options(None, pool.ranks, limit_s, True))
-    return [json.loads(plain(answer)) for answer in packed]
+    late = threading.Timer(limit_s + LATE_S, pool.launcher.signal, [[member.pid for member in pool.members], signal.SIGKILL])
+    late.daemon = True
+    late.start()  # a rank that sends half a message would have us wait for the rest
+    try:
+        packed = pool.call_each(payloads, session.options(None, pool.ranks, limit_s, True))
+        return [json.loads(plain(answer)) for answer in packed]
+    finally:
+        late.cancel()
+
+
+def _gathered(got: list[dict], ledger: Ledger, problem: dict) -> dict:
+    """What all ranks sent, field by field."""
+    if any(item.get("stub") for item in got):
+        return {"values": [], "tapes": [], "problem": problem | {"kind": "stub"}}
+    fields = {name + "s": [item[name] for item in got] for name in ("value", "tape", "input")}
+    return fields | {"held": [int(item["held"]) for item in got], "ledgers": ledger.take(len(got)), "problem": None}
 
 
 def run_case(job: dict, case: dict, pool: Pool, ledger: Ledger) -> dict:
@@ -220,7 +235,7 @@ def run_case(job: dict, case: dict, pool: Pool, ledger: Ledger) -> dict:
     orders = [{**names, "inputs": inputs} for inputs in case["inputs"]]
     ledger.take(pool.ranks)
     try:
-        got = _each(pool, graded.call, orders, case["limit_s"] or job["limit_s"])
+        got = _gathered(_each(pool, graded.call, orders, case["limit_s"]), ledger, problem)
     except ranks.RankHang as error:
         problem |= {"kind": "hang", "text": str(error), "suspects": error.ranks}
     except ranks.RankDied as error:
@@ -231,10 +246,7 @@ def run_case(job: dict, case: dict, pool: Pool, ledger: Ledger) -> dict:
     except Exception as error:  # what a rank sent cannot be read
         problem |= {"kind": "died", "text": f"A rank sent what no rank of ours sends: {error}"}
     else:
-        if any(item.get("stub") for item in got):
-            return {"values": [], "tapes": [], "problem": problem | {"kind": "stub"}}
-        fields = {name + "s": [item[name] for item in got] for name in ("value", "tape", "input")}
-        return fields | {"held": [item["held"] for item in got], "ledgers": ledger.take(pool.ranks), "problem": None}
+        return got
     return {"values": [], "tapes": [], "problem": problem}
 
 

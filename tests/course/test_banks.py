@@ -64,5 +64,6 @@ def test_every_task_has_a_bank_large_enough():
 
 
 def test_only_right_values_with_too_many_bytes_earn_a_part(results):
-    earned = {path.stem: result.points for path, result in results.items() if 0 < result.points < result.max}
-    assert earned == {"wrong_all_gather": 6, "wrong_twice": 6, "wrong_around_the_tape": 6}
+    mine = {path.stem: result for path, result in results.items() if path.parts[-3] == "00"}
+    earned = {name: result.points for name, result in mine.items() if 0 < result.points < result.max}
+    assert earned == {"wrong_all_gather": 6, "wrong_twice": 6}

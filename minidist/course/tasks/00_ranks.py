@@ -149,7 +149,7 @@ def _words(value: object) -> str:
             return f"tensor({value['tensor']}, {value['dtype']})"
         if "tuple" in value:
             return f"({', '.join(map(_words, value['tuple']))},)"
-        return f"an object of class {value['object']}"
+        return f"an object of class {value.get('object', 'dict')}"
     if isinstance(value, list):
         return f"[{', '.join(map(_words, value))}]"
     return repr(value)
