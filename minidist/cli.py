@@ -143,9 +143,10 @@ def grade(args: argparse.Namespace) -> int:
     """grade a notebook's exercises"""
     from minidist.course import grading
 
-    if not Path(args.path).is_file():
-        raise ValueError(f"{args.path}: no such file, give a notebook such as exercises/00_ranks.ipynb")
-    results = grading.grade_notebook(args.path, seed=args.seed)
+    path = Path(args.path)
+    if not path.exists():
+        raise ValueError(f"{args.path}: no such file, give a notebook such as exercises/00_ranks.ipynb, or a folder of them")
+    results = grading.grade_folder(path, seed=args.seed) if path.is_dir() else grading.grade_notebook(path, seed=args.seed)
     if args.json:
         print(json.dumps([result.to_json() for result in results]))
     else:
@@ -275,7 +276,7 @@ def parser() -> Parser:
     one.add_argument("--title", default="")
 
     one = _verb(verbs, "grade", grade)
-    one.add_argument("path", metavar="PATH", help="a notebook")
+    one.add_argument("path", metavar="PATH", help="a notebook, or a folder of notebooks")
     one.add_argument("--seed", type=int, help="repeat an attempt; default: fresh inputs")
     return top
 

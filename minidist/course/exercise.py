@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidist.course import grading, progress, session, tasks
+from minidist.course import grading, kernel, progress, session, tasks
 from minidist.course.session import Cell
 
 
@@ -13,18 +13,32 @@ class CheckFailed(AssertionError):
 def check(key: str, *, seed: int | None = None) -> None:
     """Grade the cells executed so far against a task such as "00.1" and print the verdict. Never raises for a learner.
 
-    Every attempt draws fresh inputs; `seed` repeats the one that a report names.
+    A lesson's number, such as "07", checks all its tasks and ends in a table. Every attempt draws fresh inputs; `seed` repeats
+    the one that a report names.
     """
     if session.grading():
+        return
+    if key in tasks.by_lesson():
+        print(grading.summary([_check(tasks.find(one), seed) for one in tasks.by_lesson()[key]]))
         return
     try:
         task = tasks.find(key)
     except ValueError as error:
         say_or_raise(str(error))
         return
+    _check(task, seed)
+
+
+def _check(task: grading.Task, seed: int | None) -> grading.Result:
+    key, cells = task.key, _cells(task)
     print(f"{key}: checking ...", end="\r", flush=True)  # the verdict takes its place
-    result = grading.grade(task, _cells(task), seed=seed)
-    print("\n".join(result.lines()))
+    result = grading.grade(task, cells, seed=seed)
+    lines = result.lines()
+    if result.status not in ("passed", "not started"):
+        graded = [cell for cell in cells if not grading.SKIPPED_TAGS.intersection(cell.tags)]
+        warned = [f"  {line}" for line in kernel.warnings(task, graded, kernel.namespace())]
+        lines = [*lines[:-1][: 9 - len(warned)], *warned, lines[-1]]
+    print("\n".join(lines))
     session.current.tries[key] = session.current.tries.get(key, 0) + (result.status != "not started")
     entry = {name: value for name, value in result.to_json().items() if name in JOURNAL}
     progress.record("check", key, **entry)
@@ -33,6 +47,7 @@ def check(key: str, *, seed: int | None = None) -> None:
         raise CheckFailed(f"{key}: the unsolved notebook should be 'not started' with 0 points: {result.status}")
     if session.strict() and not unsolved and result.points < result.max:
         raise CheckFailed("\n".join(result.lines()))
+    return result
 
 
 JOURNAL = ("task_version", "points", "max", "status", "message_id", "seed", "seconds")

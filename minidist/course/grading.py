@@ -76,9 +76,28 @@ def grade_notebook(path: str | Path, *, seed: int | None = None) -> list[Result]
         return [grade(task, cells, seed=seed, nursery=nursery) for task in mine]
 
 
+def grade_folder(folder: Path, *, seed: int | None = None) -> list[Result]:
+    """Grade every notebook of a folder that bears the number of a lesson with exercises."""
+    from minidist.course import tasks
+
+    known = tasks.by_lesson()
+    paths = [path for path in sorted(folder.glob("*.ipynb")) if path.name.split("_")[0] in known]
+    if not paths:
+        raise ValueError(f"{folder}: no exercises in it: give a folder with notebooks such as 00_ranks.ipynb")
+    return [result for path in paths for result in grade_notebook(path, seed=seed)]
+
+
 def table(results: list[Result]) -> str:
-    """The report of `minidist grade` for people: each result's lines, then the sum."""
-    lines = [line for result in results for line in result.lines()]
+    """The report of `minidist grade` for people: each result's lines, then the table."""
+    return "\n".join([line for result in results for line in result.lines()] + ["", summary(results)])
+
+
+def summary(results: list[Result]) -> str:
+    """One row a task, and the sum."""
+    rows = [("task", "points", "status", "why")]
+    rows += [(r.task, f"{r.points} of {r.max}", r.status, r.message_id if r.message_id != r.status else "") for r in results]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(f"total: {sum(r.points for r in results)} of {sum(r.max for r in results)} points")
     return "\n".join(lines)
 
@@ -91,7 +110,8 @@ def _unwritten(task: Task, cells: list[Cell]) -> Fault | None:
         if tree is None and f"def {task.function}" in cell.source:
             found = cell  # the sandbox will say what is wrong with it
         for node in ast.walk(tree) if tree else ():
-            if getattr(node, "name", None) == task.function or getattr(node, "id", None) == task.function:
+            named = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == task.function
+            if named or getattr(node, "name", None) == task.function:
                 found = node
     if found is None:
         where = f"the cell named {task.cell or 'answer-' + task.key.replace('.', '-')}"
