@@ -52,7 +52,7 @@ def test_train(minidist, recipe, case):
 
 def test_verbs_recipes_and_files(minidist, tmp_path):
     refused(minidist("trian"), "'trian'", "did you mean `minidist train`?")
-    refused(minidist("zzz"), "'zzz'", "use one of lab, doctor, data")
+    refused(minidist("zzz"), "'zzz'", "use one of lab, restore, progress, doctor, data")
     refused(minidist("train"), "RECIPE")
     refused(minidist("train", "tinny"), "did you mean tiny?")
     refused(minidist("train", "missing.toml"), "missing.toml", "no such file")

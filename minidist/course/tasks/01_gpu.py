@@ -247,7 +247,7 @@ def _near(got: object, want: float) -> bool:
 
 def _wrong_bound(op: dict, machine: dict, got: object) -> tuple[str, str]:
     spans = times(op, machine)
-    if got not in spans:
+    if not isinstance(got, str) or got not in spans:
         return "unknown-bound", 'The bound is one of the strings "memory", "compute" and "launch".'
     if max(spans, key=spans.get) == "launch":
         ready = "Its arithmetic and its traffic are both done before the next launch gets through. Every kernel pays launch_s."
