@@ -92,6 +92,9 @@ def test_tapes_that_tell_different_stories_are_seen():
     assert "rank 0 sent to rank 1" in ledger.differ([[send], [recv | {"payload": 4}]])
     assert "rank 0 sent to rank 1" in ledger.differ([[send], []])
     assert "[0, 1]" in ledger.differ([[LINE, LINE], [LINE]])
+    assert "[0, 1]" in ledger.differ([[LINE], [LINE | {"payload": 4}]])
+    uneven = LINE | {"op": "all_to_all"}
+    assert ledger.differ([[uneven], [uneven | {"payload": 4}]]) == ""
 
 
 def test_an_answers_check_tag_counts_and_the_graders_own_does_not():
