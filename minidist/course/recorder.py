@@ -20,7 +20,6 @@ from torch import Tensor
 from minidist.core import comm
 from minidist.core.mesh import Mesh
 from minidist.core.tape import Bytes, Line, booked
-from minidist.core.work import caller
 
 # method of a process group: (operation, argument with the tensors, whether they are one rank's share of the whole)
 METHODS = {
@@ -65,7 +64,7 @@ def install(mesh: Mesh, ledger: str) -> None:
         if raw:
             line.group = names.get(ranks, "raw")
             counts[ranks] += 1
-            line.seq, line.where = counts[ranks], caller()
+            line.seq, line.where = counts[ranks], _where()
             mesh.tape.lines.append(line)
         record = {"rank": mesh.rank, "op": line.op, "payload": line.payload, "sent": line.sent}
         write(pipe, dumps({**record, "peer": line.peer, "ranks": ranks, "raw": raw}).encode() + b"\n")
@@ -134,6 +133,14 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _where() -> str:
+    """file:line of the nearest frame in a cell; torch's own, and those of its decorators, say nothing."""
+    frame = sys._getframe(1)
+    while frame.f_back and not frame.f_code.co_filename.startswith("<cell "):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _on_stack(code: object) -> bool:
