@@ -180,7 +180,7 @@ claim("01.memory-to-ethernet", H100.bandwidth / (100e9 / 8), 268)
 # | registers of all 132 [SMs](glossary.ipynb#sm) | 33 MB | as fast as the arithmetic | lesson 1 | [Hopper in depth](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/) |
 # | shared memory and L1 | 33 MB | some ten times HBM | lesson 13 | as above |
 # | L2 cache | 50 MB | a few times HBM | lesson 1 | [measured](https://chipsandcheese.com/p/nvidias-h100-funny-l2-and-tons-of-bandwidth) |
-# | HBM, the "80 GB" of the name | 80 GB | 3,350 GB/s | lesson 2 | [data sheet](https://resources.nvidia.com/en-us-tensor-core) |
+# | HBM, the "80 GB" of the name | 80 GB | 3,350 GB/s | lesson 2 | [data sheet](https://www.nvidia.com/en-us/data-center/h100/) |
 # | NVLink to the neighbours in the server | 8 GPUs | 450 GB/s | lesson 12 | [ml-engineering](https://github.com/stas00/ml-engineering/tree/master/network) |
 # | PCIe 5 to the host | the host's memory | 63 GB/s | lesson 4 | as above |
 # | InfiniBand, 400 Gb/s a GPU (DGX H100) | the cluster | 50 GB/s | lessons 7 and 11 | as above |
@@ -192,7 +192,7 @@ claim("01.memory-to-ethernet", H100.bandwidth / (100e9 / 8), 268)
 
 # %% [markdown] name="batch-text"
 # ## Round four: the same layer, on both sides of the ridge
-# A linear layer with a 4096 × 4096 weight in bfloat16, on an H100 ([data sheet](https://resources.nvidia.com/en-us-tensor-core):
+# A linear layer with a 4096 × 4096 weight in bfloat16, on an H100 ([data sheet](https://www.nvidia.com/en-us/data-center/h100/):
 # 989.5 TFLOP/s, 3.35 TB/s). One token at a time, the weight is read for one row and thrown away. Which is the smallest
 # power of two of tokens that makes arithmetic the bound?
 
@@ -506,7 +506,7 @@ print(
 # | AMD (ROCm) | compute unit | wavefront, 64 or 32 | LDS | stream, HSA queue | matrix core |
 # | Intel (SYCL) | Xe core | sub-group | SLM | queue | XMX |
 # | Apple (Metal) | GPU core | SIMD group, 32 | threadgroup memory | command queue | in recent chips |
-# | TPU (XLA) | a core or two | none: vector lanes | VMEM | the compiled program | MXU, 128 × 128 or 256 × 256 |
+# | TPU ([XLA](https://jax-ml.github.io/scaling-book/tpus/)) | a core or two | none: vector lanes | VMEM | the compiled program | MXU, 128 × 128 or 256 × 256 |
 # | your CPU | core | SIMD lanes | L1 cache | none: calls wait | AMX, SME where it has one |
 #
 # In PyTorch the stream is `torch.Stream`, the event `torch.Event`, pinned memory `x.pin_memory()` or a loader's `pin_memory=True`. JAX

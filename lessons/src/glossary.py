@@ -60,13 +60,13 @@
 # A streaming multiprocessor: one of the many cores of a GPU, with registers, shared memory and arithmetic units of its own.
 #
 # ### warp
-# Threads of a GPU, 32 of them on most, that take every step together.
+# Threads of a GPU that take every step together: thirty-two of them on most.
 #
 # ### occupancy
 # Warps resident on an SM, as a share of the warps it has room for.
 #
 # ### tensor core
-# The unit of an SM that multiplies small tiles of matrices, in formats of 16 bits and fewer.
+# The unit of an SM that multiplies small tiles of matrices, in formats of two bytes and fewer.
 #
 # ### kernel
 # A function that runs on the device; also what one operation launches. (The kernel of a notebook is another thing altogether.)
