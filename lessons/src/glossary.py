@@ -103,3 +103,21 @@
 #
 # ### fingerprint
 # What ranks compare before a call in teaching mode: operation, number, shape, dtype, reduction, root.
+
+# %% [markdown] name="lesson-7"
+# ## From lesson 7
+#
+# ### replica
+# A rank's copy of the whole model in data parallelism. Equal at the start and equally updated, or no replica.
+#
+# ### bucket
+# Gradients of several parameters in one flat tensor, reduced by one call.
+#
+# ### overlap
+# Communication that is under way while the device computes.
+#
+# ### exposed
+# The part of communication that nothing computes beside: what is left when all else is done.
+#
+# ### accumulation
+# Adding up the gradients of several micro-batches before one optimizer step, hence one reduction.

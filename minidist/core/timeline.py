@@ -26,6 +26,7 @@ LOOKS = {
     "send": ("#FFFFFF", "///"),
     "recv": ("#BBBBBB", "\\\\\\"),
     "barrier": ("#777777", "||"),
+    "backward": ("#FFFFFF", "oo"),  # no operation: what a lesson draws beside them
 }
 OTHER = ("#DDDDDD", "++")
 LINES_IN_WORDS = 6  # operations of a rank that the read-out lists one by one; more are summed up
@@ -55,20 +56,25 @@ def picture(figure: Figure, words: str) -> str:
 
 
 def timeline(
-    tapes: Sequence[Tape], *, title: str = "Who talked when", labels: Sequence[str] | None = None, width: float = 9.0
+    tapes: Sequence[Tape],
+    *,
+    title: str = "Who talked when",
+    labels: Sequence[str] | None = None,
+    width: float = 9.0,
+    height: float = 0.42,
 ) -> AltFigure:
     """One row a rank, one bar an operation from launch to finish, in ms since the first launch of any rank.
 
     `tapes` comes in rank order and its times from one clock (time.monotonic() of one host); `labels` name its rows
-    otherwise. Operations under way at once lie in lanes below each other. One that never finished runs to the right edge
-    with an open end. Teaching checks are left out. `figure.alt` says the same in words.
+    otherwise, each `height` inches high. Operations under way at once lie in lanes below each other. One that never
+    finished runs to the right edge with an open end. Teaching checks are left out. `figure.alt` says the same in words.
     """
     labels = labels or [f"rank {tape.rank}" for tape in tapes]
     rows = [_visible(tape) for tape in tapes]
     if not any(rows):
         raise ValueError("the tapes are empty, so there is nothing to draw: run a collective first")
     start, stop = _span(rows)
-    figure = AltFigure(figsize=(width, 1.1 + 0.42 * len(rows)), facecolor="white", layout="constrained")
+    figure = AltFigure(figsize=(width, 1.1 + height * len(rows)), facecolor="white", layout="constrained")
     axes = figure.add_subplot()
     for row, lines in enumerate(rows):
         for line, (middle, height) in zip(lines, _lanes(lines), strict=True):

@@ -28,7 +28,7 @@ LESSONS = (
     Lesson(4, "Memory for time on one device", True, (2,), (3, 1)),
     Lesson(5, "Collectives, and how they go wrong", True, (0,), (1, 3), ready=True),
     Lesson(6, "Ring all-reduce, the cost model", True, (5,), (2, 3)),
-    Lesson(7, "Data parallel, for real", True, (6,), (3, 3)),
+    Lesson(7, "Data parallel, for real", True, (6,), (3, 3), ready=True),
     Lesson(8, "Large batches", False, (2, 7), (3, 2)),
     Lesson(9, "Relaxing synchrony", False, (7,), (5, 3)),
     Lesson(10, "Compressing gradients", False, (7,), (5, 4)),
