@@ -39,7 +39,8 @@ def each(fn, *inputs):
 #
 # **Points**: 5 for each function that is right in values and in traffic. **Allowed**: `send`, `recv` and `exchange` of
 # `minidist.core.comm`, blocking or with `async_op=True`; `barrier`, if you see a use. **Not allowed**: its collectives (they are the
-# thing to build), `torch.distributed`. **Limit**: 10 seconds a call. Every attempt draws new sizes and numbers.
+# thing to build), `torch.distributed`. **Limit**: 10 seconds a call. Every attempt draws new sizes and numbers; in a report, a
+# number begins with the rank it comes from, plus one.
 #
 # Try before you check: `each(all_gather, [torch.ones(2)], [torch.zeros(2)])` runs on two ranks.
 

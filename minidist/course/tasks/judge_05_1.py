@@ -13,7 +13,10 @@ Rows = list  # nested lists, first level the rows
 
 
 def cases(seed: int) -> list[Case]:
-    """Each part at 1, 2, 3 and 4 ranks, one to three dimensions, both dtypes. Numbers above 2^24 tell a float32 on the way."""
+    """Each part at 1, 2, 3 and 4 ranks, one to three dimensions, both dtypes.
+
+    Numbers begin with their rank plus one, for whoever reads a report, and go beyond what a float32 keeps.
+    """
     draw = random.Random(seed)
     made = []
     for part in ("broadcast", "reduce_scatter", "all_gather", "all_to_all"):
@@ -21,7 +24,8 @@ def cases(seed: int) -> list[Case]:
             dtype = "int64" if n % 2 else "float64"
             k = draw.choice((1, 2, 3))
             shape = [k if part in ("broadcast", "all_gather") else k * n, *[draw.choice((2, 3, 5)) for _ in range(dims - 1)]]
-            rows = [{"tensor": _numbers(draw, shape), "dtype": dtype} for _ in range(n)]
+            kind = int if dtype == "int64" else float
+            rows = [{"tensor": _numbers(draw, shape, rank + 1, kind), "dtype": dtype} for rank in range(n)]
             if part == "broadcast":
                 src = draw.randrange(1, n) if n > 1 else 0
                 made.append(Case(n, [[row, src] for row in rows], part=part))
@@ -30,10 +34,10 @@ def cases(seed: int) -> list[Case]:
     return made
 
 
-def _numbers(draw: random.Random, shape: list[int]) -> Rows:
+def _numbers(draw: random.Random, shape: list[int], first: int, kind: type) -> Rows:
     if not shape:
-        return draw.randrange(2**24, 2**30)
-    return [_numbers(draw, shape[1:]) for _ in range(shape[0])]
+        return kind(first * 10**8 + draw.randrange(10**7))
+    return [_numbers(draw, shape[1:], first, kind) for _ in range(shape[0])]
 
 
 def expected(case: Case) -> list[Rows]:
@@ -103,7 +107,12 @@ def _values(case: Case, outcome: Outcome) -> tuple | None:
                 shown,
             )
         if value["tensor"] != right:
-            return *_misread(case, rank, value["tensor"], right), shown
+            row = next(i for i, (a, b) in enumerate(zip(value["tensor"], right, strict=True)) if a != b)
+            shown = {
+                "expected": f"rank {rank}, row {row}: {right[row]}",
+                "got": f"rank {rank}, row {row}: {value['tensor'][row]}",
+            }
+            return *_misread(case, rank, value["tensor"], right, outcome), shown
     return None
 
 
@@ -113,15 +122,15 @@ def _wrong_shape(case: Case, got: list[int], right: list[int]) -> tuple[str, str
     return "shape", f"The result has shape {got}, it should have {right}."
 
 
-def _misread(case: Case, rank: int, got: Rows, right: Rows) -> tuple[str, str]:
+def _misread(case: Case, rank: int, got: Rows, right: Rows, outcome: Outcome) -> tuple[str, str]:
     """The likeliest thought behind wrong numbers: (message id, message)."""
     n, mine = case.world_size, case.inputs[rank][0]["tensor"]
     given = [row[0]["tensor"] for row in case.inputs]
     if case.part == "broadcast":
+        if case.inputs[0][1] and all(isinstance(v, dict) and v.get("tensor") == given[0] for v in outcome.values):
+            return "src-ignored", "Everybody has rank 0's x. The one who knows is rank `src`, and it is not always 0."
         if got == mine:
             return "not-received", f"Rank {rank} still has its own x: it has to receive, and return what it received."
-        if got == given[0]:
-            return "src-ignored", "That is rank 0's x. The one who knows is rank `src`, and it is not always 0."
         return "values", "Every rank returns the x of rank src."
     if case.part == "reduce_scatter":
         return _misread_sum(case, rank, got)
@@ -151,10 +160,12 @@ def _misread_sum(case: Case, rank: int, got: Rows) -> tuple[str, str]:
         return "wrong-part", message
     if got == pieces[rank][rank]:
         return "not-summed", "These are this rank's own rows: what came from the others has to be added."
-    if got == _sum(pieces[s][rank] for s in range(n) if s != rank):
-        return "own-part", "The others' rows are summed, this rank's own are missing."
-    if got in [pieces[s][rank] for s in range(n)]:
-        return "overwritten", "Only one rank's rows are left: what comes has to be added, not put in place of what was there."
+    others = [pieces[s][rank] for s in range(n) if s != rank]
+    if got in others or got == _sum(others):
+        message = (
+            "This rank's own rows are not in it: start from a copy of them, and add what comes. recv writes over its tensor."
+        )
+        return "own-part", message
     return "values", "Rank r returns the sum over all ranks of their rows from r k to (r + 1) k."
 
 
