@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -26,7 +27,9 @@ def attempts(paths: list[Path]) -> list[grading.Result]:
         for path in paths:
             task = tasks.find(f"{path.parts[-3]}.{path.parts[-2]}")
             limit_s = HANG_S if "wrong" in path.name else None
-            found.append(grading.grade(task, [Cell("bank", path.read_text())], limit_s=limit_s, nursery=nursery))
+            seed = crc32(path.name.encode()) % 10**6  # one attempt, the same in every run; fresh seeds have tests of their own
+            cells = [Cell("bank", path.read_text())]
+            found.append(grading.grade(task, cells, seed=seed, limit_s=limit_s, nursery=nursery))
     return found
 
 
