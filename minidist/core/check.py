@@ -7,13 +7,17 @@ while waiting; all raise. Nothing is sent: a second collective would hang where 
 
 from __future__ import annotations
 
+import time
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from minidist.core.tape import Line
 from minidist.core.work import CommMismatch
 
 if TYPE_CHECKING:
-    from minidist.core.mesh import Group
+    from minidist.core.mesh import Group, Wire
+
+STRAGGLERS_S = 0.3  # how long a report of a mismatch waits for ranks that have not come yet
 
 
 def entry(line: Line, group: Group, detail: object = None) -> dict:
@@ -50,14 +54,25 @@ def compare(line: Line, group: Group) -> None:
     mine = wire.board.find(wire.rank, key)
     if mine is None:  # so long ago that it has left the ring
         return
+    calls = _calls(wire, peers, key, mine)
+    if not any(_differences(mine, calls[peer], wire.rank, peer) for peer in calls if peer != wire.rank):
+        return
+    patience = time.monotonic() + STRAGGLERS_S  # then every rank, whenever it came, says the same of the same calls
+    while len(calls) <= len(peers) and time.monotonic() < patience:
+        time.sleep(1e-3)
+        calls = _calls(wire, peers, key, mine)
+    differ = [what for a, b in combinations(sorted(calls), 2) for what in _differences(calls[a], calls[b], a, b)]
+    raise CommMismatch(_message(calls, key, list(dict.fromkeys(differ))))
+
+
+def _calls(wire: Wire, peers: list[int], key: tuple[str, int], mine: dict) -> dict[int, dict]:
+    """This rank's call, and those of its peers that have come to the same one."""
     calls = {wire.rank: mine}
     for peer in peers:
         theirs = wire.board.find(peer, key)
         if theirs and tuple(theirs["ranks"]) == tuple(mine["ranks"]):
             calls[peer] = theirs
-    differ = [what for peer in calls if peer != wire.rank for what in _differences(mine, calls[peer], wire.rank, peer)]
-    if differ:
-        raise CommMismatch(_message(calls, key, list(dict.fromkeys(differ))))
+    return calls
 
 
 def _differences(mine: dict, theirs: dict, me: int, peer: int) -> list[str]:

@@ -11,6 +11,7 @@ from minidist.core.board import RankState
 
 # Operations whose tensor has the same shape on every member; all_to_all and gather may be uneven.
 SAME_SHAPE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+AT_ONCE_S = 0.2  # of partings this close in time the first by name is reported: two runs of a program then say the same
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')  # as faulthandler writes it
 NOT_THEIRS = re.compile(r"minidist/(core|ranks)/|/site-packages/torch/|/python3[^/]*/(?!site-packages)")
 
@@ -89,7 +90,11 @@ def first_divergence(states: list[RankState]) -> Divergence | None:
         calls = {rank: entries.get(rank) for rank in members}
         if not forgotten and not _agree(calls.values()):
             found.append((min(entry["time"] for entry in entries.values()), Divergence(channel, seq, calls)))
-    return min(found, key=lambda item: item[0])[1] if found else None
+    if not found:
+        return None
+    earliest = min(time for time, _ in found)
+    alike = [parting for time, parting in found if time - earliest < AT_ONCE_S]
+    return min(alike, key=lambda parting: (parting.seq, parting.channel))
 
 
 def collective(entry: dict) -> str:

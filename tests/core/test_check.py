@@ -65,6 +65,23 @@ def test_all_four_ranks_hear_of_the_one():
     assert all("rank 2: all_reduce [8]" in message for message in messages)
 
 
+def three_kinds(mesh):
+    """Every rank calls something else, the odd ones late."""
+    import time
+
+    time.sleep(0.1 * (mesh.rank % 2))
+    try:
+        (comm.broadcast if mesh.rank == 3 else comm.all_reduce)(torch.ones(4 if mesh.rank == 2 else 3), mesh.world)
+    except CommMismatch as error:
+        return str(error)
+
+
+def test_all_say_the_same_of_the_same_calls_whenever_they_came():  # case C55
+    told = ranks.run(three_kinds, 4, fresh=True)
+    assert set(told) == {told[0]} and "differ in shape and operation" in told[0]
+    assert all(f"rank {rank}: " in told[0] for rank in range(4))
+
+
 def fitting(mesh):
     """Different calls in different groups, transfers of many sizes, async in flight: none of it is a mismatch."""
     tp, dp = mesh.group("tp"), mesh.group("dp")

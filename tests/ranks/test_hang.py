@@ -106,3 +106,12 @@ def test_the_line_shown_is_the_users_own():
     assert own_line("\n".join([ours, queue, 'File "<cell 3>", line 2 in f'])) == ("<cell 3>", 2)
     assert own_line(queue) == ("/usr/lib/python3.11/queue.py", 9)
     assert own_line("") is None
+
+
+def test_of_two_partings_at_once_the_first_by_name_is_told_whoever_came_first():  # case C55
+    for early, late in ((0.0, 0.01), (0.01, 0.0)):
+        pairs = (("world 0->1", early), ("world 1->0", late))
+        stuck = [call(1, "recv", channel, (0, 1), peer, time=when) for peer, (channel, when) in enumerate(pairs)]
+        assert first_divergence([waits(stuck[1]), waits(stuck[0])]).channel == "world 0->1"
+    apart = [call(1, "recv", "world 0->1", (0, 1), 0, time=5.0), call(1, "recv", "world 1->0", (0, 1), 1)]
+    assert first_divergence([waits(apart[1]), waits(apart[0])]).channel == "world 1->0"
