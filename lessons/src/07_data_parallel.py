@@ -27,7 +27,6 @@ from minidist import course, ranks
 from minidist.core import comm
 from minidist.core.links import Delay, Link
 from minidist.core.tape import booked
-from minidist.core.timeline import timeline
 from minidist.course import claim, predict, widgets_07
 from minidist.model.config import ModelConfig
 from minidist.model.loss import loss_sum
@@ -353,10 +352,7 @@ def timing(how):
 LATENCY = 4e-3
 for how in ("naive", "bucketed", "overlapped"):
     timing(how)(LATENCY)
-rank0 = [runs[how][0][1] for how in runs]
-figure = timeline(rank0, title="Rank 0, three steps", labels=list(runs), height=0.7)
-figure.axes[0].set_xlabel("ms since backward began")
-figure
+widgets_07.figure({how: run[0][1] for how, run in runs.items()}, "Rank 0, three steps")
 
 # %% name="time-claim"
 naive, bucketed, overlapped = map(timing, ("naive", "bucketed", "overlapped"))
@@ -382,6 +378,8 @@ claim("07.same-bytes", len(sent), 1)
 # By the book: backward takes $8 \times 2.5 = 20$ latencies. Naive adds 16 latencies and 8 for the bytes: 44. Bucketed adds
 # $8 \times (1 + 1) = 16$: 36. Overlapped adds only what backward has nothing left to cover: the last bucket's 2, in all 22. The same
 # bytes in all three; [bucket](glossary.ipynb#bucket) size decides how often latency is paid, launch time decides who pays it.
+#
+# In the picture *bucketed* is a staircase: all were launched at once, and then queued for the link.
 #
 # Note what overlap cannot do: the *last* bucket, the first layer's, has no backward behind it. It is
 # [exposed](glossary.ipynb#exposed), always. (On a GPU the reductions run beside the kernels, on a
@@ -411,7 +409,7 @@ for how, size, hides in (
 seconds, tape, ready = runs["overlapped"][0]
 course.widget(
     widgets_07.overlap(ready, tape[0].finish, n=2),
-    bucket_kB=(0.0, 140.0, 1.0, 33.0),
+    bucket_kB=(0.0, 140.0, 1.0, 34.0),
     latency_ms=(0.0, 40.0, 0.5, 4.0),
     MB_per_s=(0.5, 50.0, 0.5, 4.0),
 )

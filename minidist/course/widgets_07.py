@@ -35,23 +35,33 @@ def plans(gradients: Sequence[tuple[float, int]], backward_s: float, n: int, val
     }
 
 
+def figure(tapes: dict[str, Tape], title: str):
+    """Backward and the reductions of several steps, a row each, with a read-out that says when each was over."""
+    from minidist.core.timeline import timeline
+
+    drawn = timeline(list(tapes.values()), title=title, labels=list(tapes), height=0.7)
+    drawn.axes[0].set_xlabel("ms since backward began")
+    words = [f"{title}, times in ms since backward began"]
+    for name, (backward, *lines) in tapes.items():
+        early = sum(line.launch < backward.finish for line in lines)
+        end = max([backward.finish, *(line.finish for line in lines)])
+        words.append(
+            f"{name}: backward to {backward.finish * 1e3:.0f}; {len(lines)} reduction{'s' * (len(lines) != 1)}, the first from "
+            f"{lines[0].launch * 1e3:.0f}, {early} begun within backward; over at {end * 1e3:.0f}"
+        )
+    drawn.alt = "\n".join(words)
+    return drawn
+
+
 def overlap(gradients: Sequence[tuple[float, int]], backward_s: float, n: int) -> Callable[[dict], tuple]:
     """The widget's function: values -> (figure, words). Controls: bucket_kB, latency_ms, MB_per_s."""
-    from minidist.core.timeline import timeline
 
     def draw(values: dict) -> tuple:
         made = plans(gradients, backward_s, n, values)
-        figure = timeline(
-            [plan.tape(n=n) for plan in made.values()], title="A model of one step", labels=list(made), height=0.62
-        )
-        figure.axes[0].set_xlabel("ms since backward began")
-        words = [f"backward {backward_s * 1e3:.0f} ms, {sum(size for _, size in gradients) / 1e3:.0f} kB of gradients"]
+        tapes = {name: plan.tape(n=n, on_wire=True) for name, plan in made.items()}
+        drawn = figure(tapes, "What the link carries when, by model")
         for name, plan in made.items():
-            words.append(
-                f"{name}: {len(plan.buckets)} reduction{'s' * (len(plan.buckets) != 1)}, over after {plan.end_s * 1e3:.0f} ms, "
-                f"{plan.exposed_s * 1e3:.0f} ms exposed, {plan.hidden:.0%} of the sending hidden"
-            )
-        figure.alt = "\n".join(words)
-        return figure, figure.alt
+            drawn.alt += f"\n{name}: {plan.exposed_s * 1e3:.0f} ms exposed, {plan.hidden:.0%} of the sending hidden"
+        return drawn, drawn.alt
 
     return draw

@@ -115,13 +115,17 @@ class Overlap:
             free = bucket.finish_s
         return covered / busy if busy else 1.0
 
-    def tape(self, rank: int = 0, n: int = 2) -> Tape:
-        """The prediction as a tape, for `core.timeline`: backward, then one all-reduce a bucket."""
-        tape, peers = Tape(rank), tuple(range(n))
+    def tape(self, rank: int = 0, n: int = 2, *, on_wire: bool = False) -> Tape:
+        """The prediction as a tape, for `core.timeline`: backward, then one all-reduce a bucket.
+
+        With `on_wire` a bucket's bar begins when the link takes it, not when it begins to wait for the link.
+        """
+        tape, peers, free = Tape(rank), tuple(range(n)), 0.0
         tape.lines.append(Line("backward", "me", (rank,), 0, 0, "", (), "control", 1, 0.0, self.backward_s))
         for number, (payload, launch, finish) in enumerate(map(astuple, self.buckets), 1):
-            sent = booked("all_reduce", payload, n)
+            sent, launch = booked("all_reduce", payload, n), max(launch, free) if on_wire else launch
             tape.lines.append(Line("all_reduce", "dp", peers, payload, sent, "", (), "grad", number, launch, finish))
+            free = finish
         return tape
 
 

@@ -97,6 +97,8 @@ def test_a_prediction_is_drawn_like_a_run():
     tape = bucket_timeline([(1.0, 10), (2.0, 10)], 10, lambda b: 0.5).tape(rank=3, n=4)
     assert [(line.op, line.sent) for line in tape] == [("backward", 0), ("all_reduce", 15), ("all_reduce", 15)]
     assert "all_reduce from 1000.0 to 1500.0 ms" in timeline([tape]).alt
+    waiting = bucket_timeline([(1.0, 10), (1.0, 10)], 10, lambda b: 0.5)
+    assert [[line.launch for line in waiting.tape(on_wire=wire)[1:]] for wire in (False, True)] == [[1.0, 1.0], [1.0, 1.5]]
 
 
 def program(mesh, naps_s, sizes, alpha_s, bytes_per_s):
