@@ -39,7 +39,7 @@ def _check(task: grading.Task, seed: int | None) -> grading.Result:
         warned = [f"  {line}" for line in kernel.warnings(task, graded, kernel.namespace())]
         lines = [*lines[:-1][: 9 - len(warned)], *warned, lines[-1]]
     print("\n".join(lines))
-    session.current.tries[key] = session.current.tries.get(key, 0) + (result.status != "not started")
+    session.current.tries[key] = session.current.tries.get(key, 0) + (result.status not in ("not started", "missing"))
     entry = {name: value for name, value in result.to_json().items() if name in JOURNAL}
     progress.record("check", key, **entry)
     unsolved = session.mode() == "unsolved"

@@ -306,10 +306,15 @@ def _wrong_share(op: dict, machine: dict, got: object) -> tuple[str, str]:
     return "share", "FLOPs divided by the seconds it takes, divided by the peak for its dtype."
 
 
-def explain_verdict(case: Case, problem: dict) -> Fault | None:
-    """The keys of the two dicts are the usual thing to get wrong."""
+def explain(case: Case, problem: dict) -> Fault | None:
+    """Errors with a plain cause: arguments that do not fit the call, and keys that are not in the dicts."""
     last = problem["text"].strip().split("\n")[-1]
-    if problem["kind"] == "error" and last.startswith("KeyError"):
+    if problem["kind"] != "error":
+        return None
+    if last.startswith(f"TypeError: {case.part}()"):
+        arguments = ", ".join((*SIZES[case.part], "itemsize") if case.part in SIZES else ("op", "machine"))
+        return Fault(case.part, "signature", f"{last}.\nIt is called as {case.part}({arguments}), in this order.")
+    if last.startswith("KeyError") and case.part not in SIZES:
         op, machine = case.inputs[0]
         message = f"{last}: an operation has the keys {', '.join(op)}; a machine has {', '.join(machine)}."
         return Fault(case.part, "unknown-key", f"{message}\nThe peaks of {machine['name']}: {', '.join(machine['peak'])}.")
@@ -320,6 +325,7 @@ COMMON = {
     "version": 1,
     "function": "",
     "independent": True,
+    "explain": explain,
     "drive": "minidist.course.tasks.drive_plain:plain",
     "refused": {"minidist.plan": "it is the thing to build. The arguments you are given are all it takes."},
 }
@@ -356,7 +362,6 @@ TASKS = [
         ),
         cases=verdict_cases,
         judge=judge_verdict,
-        explain=explain_verdict,
         **COMMON,
     ),
 ]
