@@ -28,8 +28,9 @@ def _vector(numbers: list, dtype: str = "float64") -> dict:
 
 
 def _losses(draw: random.Random, n: int) -> list[Case]:
-    counts = draw.sample(range(n + 1), n)  # no two alike, maybe a zero, never zeros only
-    counts = [c + (n == 1) for c in counts]
+    none = [0] if n > 2 else []  # one rank of three or four has nothing; no two ranks are alike
+    counts = none + draw.sample(range(1, n + 2), n - len(none))
+    draw.shuffle(counts)
     return [Case(n, [[[_number(draw) for _ in range(c)]] for c in counts], part="mean_loss")]
 
 
@@ -52,10 +53,10 @@ def _grads(draw: random.Random, n: int) -> list[Case]:
 
 def _rows(draw: random.Random, n: int) -> list[Case]:
     counts = draw.sample(range(n + 1), n)
-    counts = [c + (n == 1) for c in counts]
-    made = [[[draw.randrange(2**40) for _ in range(3)] for _ in range(c)] for c in counts]
-    longest = max(made, key=len)
-    longest[-1] = [0, 0, 0]  # a row of zeros is a row
+    counts[counts.index(max(counts))] += 1  # no two alike, maybe a zero, and somewhere two rows or more
+    counts = [max(c, 2) if n == 1 else c for c in counts]
+    made = [[[draw.randrange(1, 2**40) for _ in range(3)] for _ in range(c)] for c in counts]
+    max(made, key=len)[0] = [0, 0, 0]  # a row of zeros is a row
     inputs = [[{"tensor": rows, "dtype": "int64", "shape": [len(rows), 3]}] for rows in made]
     return [Case(n, inputs, part="gather_rows")]
 
@@ -82,7 +83,8 @@ def judge(case: Case, outcome: Outcome) -> Fault | None:
     """The first fault of one call: values on every rank, then its traffic."""
     values, traffic = _JUDGES[case.part]
     found = values(case, [_plain(value) for value in outcome.values])
-    found = found or _on_tape(case, outcome.tapes) or traffic(case, outcome.tapes)
+    if found is None and case.world_size > 1:  # alone, nothing travels: the values say more
+        found = _on_tape(outcome.tapes) or traffic(case, outcome.tapes)
     return found and fault(case, *found)
 
 
@@ -279,7 +281,7 @@ def _shares_calls(case: Case, tapes: list) -> tuple | None:
                 "Right, with more calls than one all-reduce. A barrier adds nothing once somebody waits for the handle.",
                 shown,
             )
-        if case.world_size > 1 and tape[0]["delay"] < 0.04:
+        if tape[0]["delay"] < 0.04:
             return (
                 "wire-changed",
                 "The wire was made faster. It stays slow here: on a real one you cannot edit the line either.",
@@ -296,8 +298,8 @@ _JUDGES = {
 }
 
 
-def _on_tape(case: Case, tapes: list) -> tuple | None:
-    if case.world_size > 1 and not all(any(line["payload"] for line in tape) for tape in tapes):
+def _on_tape(tapes: list) -> tuple | None:
+    if not all(any(line["payload"] for line in tape) for tape in tapes):
         return "off-tape", "Right, and yet not on every rank's tape: the numbers took a way around minidist.core.comm."
     return None
 

@@ -1,0 +1,16 @@
+"""A barrier at the end, to be safe. The rank without losses goes there, the others are still summing.
+
+message: calls-differ
+"""
+
+import torch
+
+from minidist.core import comm
+
+
+def mean_loss(mesh, losses):
+    both = torch.zeros(2, dtype=torch.float64)
+    for loss in losses:
+        both += comm.all_reduce(torch.tensor([loss, 1.0], dtype=torch.float64), mesh.world)
+    comm.barrier(mesh.world)
+    return (both[0] / both[1]).item()
