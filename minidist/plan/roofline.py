@@ -91,11 +91,9 @@ def smallest_batch(k: int, n: int, itemsize: int, machine: Machine) -> int | Non
     spare = 2 * k * n - machine.ridge * itemsize * (k + n)
     if spare <= 0:
         return None
-    b = max(1, math.floor(machine.ridge * itemsize * k * n / spare))  # rounding may put it one too low or too high
+    b = max(1, math.floor(machine.ridge * itemsize * k * n / spare))  # never too high: from here the smallest lies above
     while bound(matmul(b, k, n, itemsize), machine) == "memory":
         b += 1
-    while b > 1 and bound(matmul(b - 1, k, n, itemsize), machine) == "compute":
-        b -= 1
     return b
 
 

@@ -21,6 +21,7 @@ from minidist.plan import roofline
 BANK = Path(__file__).parents[1] / "banks" / "01"
 ENTRIES = sorted(BANK.glob("*/*.py"))
 ELSEWHERE = {"not started", "refused", "error", "unknown-key", "signature", "passed"}  # not the judge's to say
+SEEDS = (*range(60), 87, 97, 228)  # the last three: where two misreadings once came to the same number
 H100 = hardware.find("NVIDIA H100 80GB HBM3")
 
 
@@ -46,7 +47,7 @@ def test_the_message_does_not_depend_on_the_seed(path):
         pytest.skip("said before the judge is asked; test_banks.py runs it")
     task, namespace = tasks.find(f"01.{path.parent.name}"), {}
     exec(compile(path.read_text(), path.name, "exec"), namespace)
-    for seed in range(60):
+    for seed in SEEDS:
         found = judged(task, namespace, seed)
         if want == "passed":
             assert found == {}

@@ -71,6 +71,7 @@ def test_the_smallest_batch_is_where_the_bound_changes():
         assert b == 1 or roofline.bound(roofline.matmul(b - 1, k, n, itemsize), machine) == "memory"
     assert 50 < found < 300
     assert roofline.smallest_batch(4096, 4096, 2, roofline.machine(H100)) == 346
+    assert roofline.smallest_batch(4, 4, 2, Machine("m", 1.0, 1.0)) == 2  # exactly on the ridge
 
 
 def test_measuring_is_interleaved_repeated_and_takes_the_median(monkeypatch):
@@ -121,6 +122,7 @@ def test_occupancy_of_published_examples():
     assert (full.blocks, full.warps, full.share, full.limit) == (8, 64, 1.0, "warps")
     greedy = occupancy.occupancy(H100.sm, 256, 128)
     assert (greedy.blocks, greedy.warps, greedy.share, greedy.limit) == (2, 16, 0.25, "registers")
+    assert occupancy.occupancy(H100.sm, 32, 80).warps == 24  # room for 25, but four schedulers have as many each
     assert occupancy.occupancy(H100.sm, 32, 16).limit == "blocks"
     assert occupancy.occupancy(H100.sm, 32, 16).share == 0.5
     assert occupancy.occupancy(A100.sm, 128, 32, 160 * 1024).blocks == 1
