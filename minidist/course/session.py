@@ -34,6 +34,8 @@ class Session:
     hints: dict[str, int] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    widgets: list = field(default_factory=list)
+    """the live part of each widget shown, for the test that sweeps them"""
 
 
 current = Session()
@@ -90,7 +92,8 @@ def _after(result) -> None:
         _before(result.info)  # the cell that imported the course, where the shell keeps no history
     error = result.error_before_exec or result.error_in_exec
     if error is not None:
-        failed(f"a cell ended with {type(error).__name__}: {error}")
+        first = (str(error).splitlines() or [""])[0]  # the cell has shown the rest
+        failed(f"a cell ended with {type(error).__name__}: {first}")
 
 
 def _in_thread(before):

@@ -32,16 +32,34 @@ def widget(fn: Callable[[dict], tuple], **controls: tuple | list) -> None:
     except ImportError:
         return
     picture = ipywidgets.HTML(value="")
+    room = max(map(len, controls))  # labels of one width, so that the controls stand in columns
     rows = []
     for name, limits in controls.items():
         make = _choice if isinstance(limits, list) else _control
-        rows.append(make(ipywidgets, name, limits, values, lambda: _redraw(picture, fn, values)))
-    display(ipywidgets.VBox([*rows, picture]))
+        rows.append(make(ipywidgets, name, limits, room, values, lambda: _redraw(picture, fn, values)))
+    whole = ipywidgets.VBox([*rows, picture])
+    session.current.widgets.append(whole)
+    display(HTML(NAME_SLIDERS), whole)
 
 
-def _choice(ipywidgets, name, options: list, values: dict, redraw: Callable[[], None]):
-    wide = {"description_width": "initial"}
-    menu = ipywidgets.Dropdown(options=options, value=options[0], description=name.replace("_", " "), style=wide)
+# ipywidgets puts a label beside a slider and leaves the handle without a name for screen readers: give it the label's words.
+NAME_SLIDERS = """<script>
+if (!window.minidistNames) {
+  const name = () => document.querySelectorAll('.widget-slider').forEach(slider => {
+    const label = slider.querySelector('.widget-label'), handle = slider.querySelector('[role=slider]');
+    if (label && handle && !handle.ariaLabel) handle.ariaLabel = label.textContent;
+  });
+  window.minidistNames = new MutationObserver(name);
+  window.minidistNames.observe(document.body, {childList: true, subtree: true});
+  name();
+}
+</script>"""
+
+
+def _choice(ipywidgets, name, options: list, room: int, values: dict, redraw: Callable[[], None]):
+    wide, layout = {"description_width": f"{room}ch"}, {"width": f"calc({room}ch + 14rem)"}
+    label = name.replace("_", " ")
+    menu = ipywidgets.Dropdown(options=options, value=options[0], description=label, style=wide, layout=layout)
 
     def chosen(change):
         values[name] = change["new"]
@@ -51,7 +69,7 @@ def _choice(ipywidgets, name, options: list, values: dict, redraw: Callable[[], 
     return menu
 
 
-def _control(ipywidgets, name, limits: tuple, values: dict, redraw: Callable[[], None]):
+def _control(ipywidgets, name, limits: tuple, room: int, values: dict, redraw: Callable[[], None]):
     low, high, step, start = limits
     label = name.replace("_", " ")
     whole = all(isinstance(v, int) for v in (low, high, step, start))
@@ -59,9 +77,10 @@ def _control(ipywidgets, name, limits: tuple, values: dict, redraw: Callable[[],
         (ipywidgets.IntSlider, ipywidgets.BoundedIntText) if whole else (ipywidgets.FloatSlider, ipywidgets.BoundedFloatText)
     )
     limits = {"min": low, "max": high, "step": step, "value": start}
-    wide = {"description_width": "initial"}
-    slider = slider_class(**limits, description=label, continuous_update=False, readout=False, style=wide)
-    box = box_class(**limits, description=f"{label} (type)", style=wide)
+    wide, layout = {"description_width": f"{room}ch"}, {"width": f"calc({room}ch + 14rem)"}
+    slider = slider_class(**limits, description=label, continuous_update=False, readout=False, style=wide, layout=layout)
+    wide, layout = {"description_width": f"{room + 7}ch"}, {"width": f"calc({room + 7}ch + 7rem)"}
+    box = box_class(**limits, description=f"{label} (type)", style=wide, layout=layout)
     ipywidgets.link((slider, "value"), (box, "value"))
 
     def moved(change):

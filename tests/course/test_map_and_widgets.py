@@ -83,7 +83,7 @@ def shown(monkeypatch):
     import IPython.display
 
     found = []
-    monkeypatch.setattr(IPython.display, "display", found.append)
+    monkeypatch.setattr(IPython.display, "display", lambda *things: found.extend(things))
     return found
 
 
@@ -97,7 +97,7 @@ def draw(values):
 
 def test_a_widget_stands_without_a_click_and_follows_slider_and_number_box(shown):
     widgets.widget(draw, a_b=(0, 5, 1, 2))
-    still, live = shown
+    still, _, live = shown
     assert 'alt="a b is 2"' in still.data and still.data.count("a b is 2") == 2
     controls, picture = live.children
     slider, box = controls.children
@@ -120,7 +120,7 @@ def test_without_ipywidgets_the_figure_and_its_words_are_still_there(shown, monk
 
 def test_an_error_while_drawing_is_shown_in_place_and_recorded(shown):
     widgets.widget(draw, a_b=(0, 5, 1, 2))
-    controls, picture = shown[1].children
+    controls, picture = shown[2].children
     controls.children[0].value = 3
     assert "OSError: no three" in picture.value
     assert session.current.errors == ["a widget's drawing at {'a_b': 3} ended with OSError: no three"]
