@@ -34,7 +34,7 @@ MUTATIONS = [
     ("data/batch.py", "start = position + sum(sizes[:dp_rank])", "start = position", "parity data"),
     ("core/random.py", 'digest("dropout", key.seed, key.step, layer, site)', 'digest("dropout", key.seed, key.step, site)', "core/test_random.py"),
     ("core/comm.py", "return (x.cpu() if _staged(x, group) else x).contiguous()", "return x", "core/test_comm.py"),
-    ("core/comm.py", "        if wire.check:\n            compare(line, group)", "", "core/test_check.py"),
+    ("core/comm.py", "    if wire.check:\n        compare(line, group)", "", "core/test_check.py"),
     ("core/work.py", "            if wire.check:\n                compare(self.line, self._group)", "", "core/test_check.py"),
     ("core/comm_grad.py", "lambda g: comm.all_reduce(g.clone(), group, tag=tag))", "_same)", "core/test_comm_grad.py"),
 ]  # fmt: skip

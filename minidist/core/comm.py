@@ -164,7 +164,7 @@ def exchange(
 ) -> list[Any]:
     """Launch several transfers at once: ("send" or "recv", tensor, place of the peer). Returns their results in order.
 
-    Launching all before waiting for any is what keeps a ring of sends from deadlocking.
+    Launching all before waiting for any is what keeps a ring of sends from deadlocking. All are checked before any is launched.
     """
     buffers, starts = [], []
     for kind, x, peer in transfers:
@@ -175,14 +175,15 @@ def exchange(
         starts.append(
             dist.P2POp(dist.isend if kind == "send" else dist.irecv, buffers[-1], group=group.handle, group_peer=peer)
         )
+    noted = [_note(kind, x, group, _bytes(x), tag, peer=group.ranks[peer]) for kind, x, peer in transfers]
     launched = _Batch(starts)
     works = []
-    for i, ((kind, x, peer), wire) in enumerate(zip(transfers, buffers, strict=True)):
+    for i, ((kind, x, _), wire) in enumerate(zip(transfers, buffers, strict=True)):
 
         def result(wire=wire, x=x, kind=kind):
             return x if kind == "send" else _from_wire(wire, x)
 
-        works.append(_run(kind, x, group, _bytes(x), lambda i=i: launched[i], result, tag, True, peer=group.ranks[peer]))
+        works.append(_launch(*noted[i], group, lambda i=i: launched[i], result, True))
     return works if async_op else [work.wait() for work in works]
 
 
@@ -219,6 +220,22 @@ def _run(
     detail: object = None,
 ) -> Any:
     """The one path of every operation: line on the tape, entry on the board, check, launch, wait."""
+    noted = _note(op, x, group, payload, tag, sent=sent, peer=peer, detail=detail)
+    return _launch(*noted, group, start, result, async_op)
+
+
+def _note(
+    op: str,
+    x: Tensor,
+    group: Group,
+    payload: int,
+    tag: str,
+    *,
+    sent: Bytes | None = None,
+    peer: int | None = None,
+    detail: object = None,
+) -> tuple[Line, int]:
+    """Before anything moves: refuse what cannot be, leave the line and the entry, compare. Returns line and entry's number."""
     if tag not in TAGS:
         raise ValueError(f"tag = {tag!r}: use one of {', '.join(TAGS)}")
     if x.requires_grad and torch.is_grad_enabled():
@@ -236,23 +253,28 @@ def _run(
         op, group.name, group.ranks, payload, sent, dtype, tuple(x.shape), tag, seq, time.monotonic(), None, caller(), peer
     )
     wire.tape.lines.append(line)
-    if group.size == 1:
-        work = Work(line, group, None, result)
-        return work if async_op else work.wait()
-    if wire.board:
-        wire.board.enter(wire.rank, entry(line, group, detail))
-        if wire.check:
-            compare(line, group)
+    if group.size == 1 or not wire.board:
+        return line, 0
+    wire.board.enter(wire.rank, entry(line, group, detail))
+    if wire.check:
+        compare(line, group)
+    return line, wire.board.written(wire.rank)
+
+
+def _launch(
+    line: Line, number: int, group: Group, start: Callable[[], dist.Work], result: Callable[[], Any], async_op: bool
+) -> Any:
+    """Start what has been noted; its result, or the Work to wait for."""
 
     def begin(on_done: Callable[[], None]):
         backend = dist.get_backend(group.handle)
         if backend != "gloo":
             return StreamHandle(start(), on_done)
-        if op in ("send", "recv", "reduce_scatter"):
-            return ThreadedHandle(start(), wire.timeout_s, on_done)
+        if line.op in ("send", "recv", "reduce_scatter"):
+            return ThreadedHandle(start(), group.wire.timeout_s, on_done)
         return PolledHandle(start(), on_done)
 
-    work = Work(line, group, begin, result)
+    work = Work(line, number, group, begin if group.size > 1 else None, result)
     return work if async_op else work.wait()
 
 

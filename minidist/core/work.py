@@ -115,11 +115,16 @@ class Work:
     """A launched operation. `wait()` returns its result; `is_completed()` never blocks."""
 
     def __init__(
-        self, line: Line, group: Group, start: Callable[[Callable[[], None]], Handle] | None, result: Callable[[], Any]
+        self,
+        line: Line,
+        number: int,
+        group: Group,
+        start: Callable[[Callable[[], None]], Handle] | None,
+        result: Callable[[], Any],
     ):
         self.line = line
         self._group, self._result = group, result
-        self._number = group.wire.board.written(group.wire.rank) if group.wire.board else 0
+        self._number = number  # of its entry on the board
         self._finished, self._value = False, None
         self._handle = start(self._completed) if start else None
         if self._handle is None:

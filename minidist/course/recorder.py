@@ -54,7 +54,7 @@ METHODS = {
 def install(mesh: Mesh, ledger: str) -> None:
     """Record this process's operations from now on: raw ones on `mesh`'s tape, all of them in the pipe at `ledger`."""
     pipe = os.open(ledger, os.O_WRONLY)
-    engine, write, dumps = comm._run.__code__, os.write, json.dumps  # as they are before a submission can touch them
+    engine, write, dumps = comm._launch.__code__, os.write, json.dumps  # as they are before a submission can touch them
     names = {group.ranks: group.name for group in reversed(mesh._groups.values())}
     counts: Counter = Counter()
 

@@ -116,6 +116,20 @@ def test_check_needs_a_board():
         Mesh(Layout(), check=True)
 
 
+def trading(mesh):
+    """Both ranks send 60 numbers and make room for 20."""
+    peer = 1 - mesh.rank
+    comm.exchange([("send", torch.ones(60), peer), ("recv", torch.ones(20), peer)], mesh.world)
+
+
+def test_no_transfer_of_a_batch_is_launched_before_all_are_checked():
+    """gloo ends the process that receives more than it made room for."""
+    for _ in range(10):
+        with pytest.raises(ranks.RankError) as caught:
+            ranks.run(trading, 2, fresh=True)
+        assert caught.value.kind == "CommMismatch" and "ranks differ in shape" in str(caught.value)
+
+
 def alone_in_a_collective(mesh):
     """Rank 1 never comes; the others give up at the mesh's own deadline, and say what they waited for."""
     import time
