@@ -31,7 +31,7 @@ def steps(task: Task) -> list[Task]:
 def grade_parts(
     task: Task, cells: list[Cell], seed: int, limit_s: float | None, nursery: Nursery, grade: Callable[..., Result]
 ) -> Result:
-    """Grade every part; the result has the sum of points and speaks of the first part that is begun and not right."""
+    """Grade every part; the result has the sum of points and speaks first of the first part that is begun and not right."""
     began = time.monotonic()
     results = {step.function: grade(step, cells, seed=seed, limit_s=limit_s, nursery=nursery) for step in steps(task)}
     return replace(_together(task, results), seconds=round(time.monotonic() - began, 2))
@@ -47,10 +47,8 @@ def _together(task: Task, results: dict[str, Result]) -> Result:
     if len(right) == len(results):
         return replace(told, points=points, max=task.max)
     status = told.status if len(rest) == len(results) or not points else "partial"
-    tally = [f"{word}: {', '.join(names)}." for word, names in _tally(right, begun[1:], rest, first) if names]
-    message = told.message if told.status in UNWRITTEN else f"{first}: {told.message}"
-    return replace(told, points=points, max=task.max, status=status, message="\n".join([message, " ".join(tally)]).rstrip())
-
-
-def _tally(right: list[str], wrong: list[str], rest: list[str], first: str) -> list[tuple[str, list[str]]]:
-    return [("Right", right), ("Also not right yet", wrong), ("Not started", [part for part in rest if part != first])]
+    unsaid = [part for part in rest if part != first]
+    tally = " ".join(f"{word}: {', '.join(names)}." for word, names in (("Right", right), ("Not started", unsaid)) if names)
+    lines = [told.message if told.status in UNWRITTEN else f"{first}: {told.message}", tally]
+    lines += [f"{part}: {results[part].message.splitlines()[0]}" for part in begun[1:]]  # as many as a report has room for
+    return replace(told, points=points, max=task.max, status=status, message="\n".join(filter(None, lines)))

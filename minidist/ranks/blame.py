@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import tempfile
 
 from minidist.core.board import RankState
 from minidist.core.hang import collective, names, verb
@@ -60,16 +62,20 @@ def in_step(outcomes: dict[int, Outcome], ranks: int) -> bool:
     return True
 
 
-def readable(traceback: str) -> str:
-    """A traceback whose notebook cells are called as the notebook calls them: Cell In[3] for /tmp/ipykernel_12/34.py."""
+def readable(report: str) -> str:
+    """A report whose notebook cells are called as the notebook calls them: Cell In[3] for /tmp/ipykernel_12/34.py.
+
+    Tracebacks give the whole path in quotes, tapes and hang reports its last two parts.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     compiler = getattr(shell, "compile", None)
 
     def name(match: re.Match) -> str:
-        label = compiler.format_code_name(match[1]) if hasattr(compiler, "format_code_name") else None
+        path = match[1] or os.path.join(tempfile.gettempdir(), match[0])
+        label = compiler.format_code_name(path) if hasattr(compiler, "format_code_name") else None
         return " ".join(label) if label else match[0]
 
-    return re.sub(r'File "([^"]+)"', name, traceback)
+    return re.sub(r'File "([^"]+)"|\bipykernel_\d+/\d+\.py', name, report)
 
 
 def _severity(outcome: Outcome) -> int:

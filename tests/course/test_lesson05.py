@@ -59,14 +59,14 @@ def test_a_choice_is_a_list_that_redraws(monkeypatch, runs):
 
     shown = []
     monkeypatch.setattr(session, "current", session.Session())
-    monkeypatch.setattr(IPython.display, "display", shown.append)
+    monkeypatch.setattr(IPython.display, "display", lambda *things: shown.extend(things))
     widgets.widget(
         lambda v: widgets_05.stage(runs, v["collective"], v["ranks"], v["round"]),
         collective=widgets_05.COLLECTIVES,
         ranks=(2, 4, 1, 4),
         round=(0, 6, 1, 2),
     )
-    still, live = shown
+    still, live = shown[0], session.current.widgets[-1]
     assert "all_reduce on 4 ranks, results so far, after round 2 of 6" in still.data
     menu, count, step, picture = live.children
     assert menu.description == "collective" and list(menu.options) == widgets_05.COLLECTIVES

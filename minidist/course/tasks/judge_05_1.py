@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import textwrap
 
 from minidist.course.grading import Case, Fault, Outcome
@@ -76,6 +77,14 @@ def explain(case: Case, problem: dict) -> Fault | None:
         return fault(case, "rendezvous", message)
     if problem["kind"] == "hang":
         return fault(case, "unmatched", _unmatched(text))
+    if problem["kind"] == "mismatch" and (calls := re.findall(r"rank (\d+): (recv|send) (\[[\d, ]*\]) (\w+)", text)):
+        told = ", ".join(
+            f"rank {rank} {'sends' if op == 'send' else 'receives'} {shape} {dtype}" for rank, op, shape, dtype in calls
+        )
+        message = (
+            f"What is received into does not fit what is sent: {told}. Make it like the part that comes: torch.empty_like."
+        )
+        return fault(case, "buffer", message)
     if "to myself" in text:
         message = "A rank sends to itself. Its own part needs no message, so copy it; with one rank that is all there is to do."
         return fault(case, "send-to-self", message)

@@ -93,14 +93,10 @@ def explain(case: Case, problem: dict) -> Fault | None:
     if problem["kind"] not in ("hang", "mismatch"):
         return None
     message = {
-        "mean_loss": "Ranks have different numbers of losses, so a call for each loss leaves those with more waiting. Let "
-        "each rank add up its own first, however many (or none), and call once.",
-        "sum_grads": "The ranks do not call alike: one has no gradient for a branch that it did not use. Walk through the "
-        "model, which all ranks share, not through what arrived here; what is absent counts as zeros.",
-        "gather_rows": "All-gather wants one shape everywhere, and ranks have different numbers of rows. Tell each other the "
-        "numbers first, then gather in one common shape.",
-        "step_or_skip": "One rank decided alone, and the others wait for it. A decision that changes what is called has to "
-        "be made by all ranks, from a number that all of them have.",
+        "mean_loss": "A call for each loss is a different number of calls on each rank: those with more losses wait for ever.",
+        "sum_grads": "Ranks do not call alike: one has no gradient for a branch that it did not use, and makes a call less.",
+        "gather_rows": "An all-gather wants one shape everywhere, and ranks have different numbers of rows.",
+        "step_or_skip": "One rank decided alone, from a number that only it has, and the others wait for it.",
         "normalise": "Some rank makes a call that the others do not make. All ranks do the same here: one all-reduce.",
     }[case.part]
     return fault(case, {"mismatch": "calls-differ", "hang": "calls-missing"}[problem["kind"]], message)
