@@ -67,8 +67,9 @@ def _not_from_hooks(run: Run) -> Fault | None:
             if late:
                 shown = {"expected": "every reduction launched when backward() returns", "got": f"{late} launched after that"}
                 message = (
-                    "The sums are right, and come from a loop after backward. A hook on each parameter is called *within*\n"
-                    "backward, when its gradient is complete: p.register_post_accumulate_grad_hook."
+                    "The sums are right, and left only after backward. A hook on each parameter is called *within* backward,\n"
+                    "when its gradient is complete: p.register_post_accumulate_grad_hook. You have hooks? See that each finds\n"
+                    "its own bucket: a lambda made in a loop sees the loop variable's last value."
                 )
                 return Fault("hooks", "after-backward", message, **shown)
     return None
@@ -277,8 +278,26 @@ def explain_odd(case: Case, problem: dict) -> Fault | None:
 # All tasks -----------------------------------------------------------------------------------------------------------------
 
 
-def task(number: int, title: str, parts: dict[str, int], minutes: int, hints: tuple[str, str, str], **judging) -> Task:
-    """One of the five: they share the class, its cell and the loop that drives it."""
+def followed(part: str, problem: dict) -> Fault | None:
+    """A parameter itself handed to comm: autograd follows it, and will not have it changed."""
+    text = problem["text"]
+    if problem["kind"] == "error" and ("would silently cut it from the graph" in text or "leaf Variable that requires" in text):
+        message = (
+            "A parameter went to comm, which writes into it, and autograd follows it. Hand over p.detach(), the same\n"
+            "memory without the history; and if you meant the gradient, that is p.grad."
+        )
+        return Fault(part, "detach", message)
+    return None
+
+
+def task(
+    number: int, title: str, parts: dict[str, int], minutes: int, hints: tuple[str, str, str], explain=None, **judging
+) -> Task:
+    """One of the five: they share the class, its cell and the loop that drives it. `explain` reads the task's own problems."""
+
+    def reading(case: Case, problem: dict) -> Fault | None:
+        return (explain and explain(case, problem)) or followed(next(iter(parts)), problem)
+
     return Task(
         key=f"07.{number}",
         version=1,
@@ -290,6 +309,7 @@ def task(number: int, title: str, parts: dict[str, int], minutes: int, hints: tu
         refused=REFUSED,
         drive="minidist.course.tasks.drive_07:drive",
         cell="answer-07",
+        explain=reading,
         **judging,
     )
 
