@@ -15,6 +15,8 @@
 # **You need** lesson 0. **It takes** 60 minutes of yours and less than one of the machine's.
 
 # %% name="setup"
+import time
+
 import torch
 
 from minidist import course, ranks
@@ -168,7 +170,7 @@ def read_in_between(mesh):
         for peer in range(3):
             comm.recv(word, mesh.world, src=peer, tag="control")
     work = comm.all_reduce(x, mesh.world, async_op=True)
-    torch.ones(200, 200) @ torch.ones(200, 200)  # something else meanwhile
+    time.sleep(0.05)  # something else meanwhile
     early = x.tolist()
     if mesh.rank != 3:
         comm.send(word, mesh.world, dst=3, tag="control")
@@ -182,7 +184,7 @@ claim("05.nobody-had-it", any(1111 in got[rank][0] for rank in range(3)), False)
 claim("05.all-have-it", all(late == [1111] * 8 for _, late in got), True)
 
 # %% [markdown] name="partial-why"
-# Look closely at what was read: most likely some places show *partial* sums, of two or three ranks. The operation works in your
+# Look closely at what was read: some places show *partial* sums, of two or three ranks. The operation works in your
 # tensor while you read it. From launch to `wait()` the tensor is not yours: do not read it, and do not write to it either.
 # On a GPU with NCCL the trap is deeper: `wait()` only makes the GPU's stream wait, and the CPU runs on. A read by a kernel on
 # the same stream is safe; a copy to the CPU with `non_blocking=True`, which nobody waits for, is not.
