@@ -51,7 +51,7 @@ def picture(figure: Figure, words: str) -> str:
     source, words = base64.b64encode(image.getvalue()).decode(), html.escape(words, quote=True)
     return (
         f'<figure style="margin:0"><img style="max-width:100%" alt="{words}" src="data:image/png;base64,{source}">'
-        f'<figcaption><pre style="white-space:pre-wrap;margin:0.4em 0">{words}</pre></figcaption></figure>'
+        f'<figcaption><pre style="white-space:pre-wrap;word-break:normal;margin:0.4em 0">{words}</pre></figcaption></figure>'
     )
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LESSON = next(ROOT.glob(f"lessons/{os.environ.get('MINIDIST_BROWSER_LESSON', '01')}_*.ipynb")).name
 WAIT_MS = 60_000  # a limit, not a measure: alone on two cores all of this takes half a minute
-MOST_MOVES = 3
+MOVES = 2
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
@@ -156,17 +156,19 @@ def test_a_slider_obeys_the_keyboard_and_its_figure_and_words_follow(lab):
     handle = lab.page.locator(".widget-slider [role=slider]").first
     picture = lab.page.locator(".widget-vbox .widget-html img").first
     drawn = [("", "")]
-    for _ in range(MOST_MOVES):
+    low, now, high = (float(handle.get_attribute(f"aria-value{what}")) for what in ("min", "now", "max"))
+    key = "ArrowRight" if now < (low + high) / 2 else "ArrowLeft"
+    for _ in range(MOVES):
         before = handle.get_attribute("aria-valuenow")
         handle.focus()
-        handle.press("ArrowRight")
+        handle.press(key)
         lab.page.wait_for_function("([e, v]) => e.getAttribute('aria-valuenow') != v", arg=[handle.element_handle(), before])
         lab.page.wait_for_function(
             "old => { const i = document.querySelector('.widget-vbox .widget-html img'); return i && i.src != old; }",
             arg=drawn[-1][0],
         )
         drawn.append((picture.get_attribute("src"), picture.get_attribute("alt")))
-    assert len({words for _, words in drawn}) == MOST_MOVES + 1
+    assert len({words for _, words in drawn}) == MOVES + 1
     box = lab.page.locator(".widget-text input").first  # linked: the number box shows where the slider is
     assert float(box.input_value()) == float(handle.get_attribute("aria-valuenow"))
     assert lab.page.locator(".widget-vbox .widget-html figcaption").first.text_content() == picture.get_attribute("alt")
@@ -184,7 +186,7 @@ def test_assistive_technology_is_told_what_every_control_and_picture_is(lab):
         assert names and all(len(name) > 2 for name in names), (role, names)
     alts = lab.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(img => img.alt)")
     named = {" ".join(name.split()) for role, name in told if role in ("image", "img")}
-    assert len(alts) > 2 and {" ".join(alt.split()) for alt in alts} <= named
+    assert alts and {" ".join(alt.split()) for alt in alts} <= named
     assert all(len(alt) > 20 for alt in alts)
     levels = lab.page.evaluate(
         "[...document.querySelectorAll('.jp-RenderedMarkdown :is(h1,h2,h3,h4)')].map(e => +e.tagName[1])"
