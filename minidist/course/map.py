@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minidist.course import progress, tasks
+from minidist.course import notebook, progress, tasks
 
 
 @dataclass(frozen=True)
@@ -16,19 +16,17 @@ class Lesson:
     essential: bool
     needs: tuple[int, ...]
     place: tuple[int, int]
-    ready: bool = False
-    """whether its notebook exists in this version"""
 
 
 LESSONS = (
-    Lesson(0, "A cluster in your notebook", True, (), (0, 2), ready=True),
-    Lesson(1, "What a GPU is", True, (0,), (1, 1), ready=True),
+    Lesson(0, "A cluster in your notebook", True, (), (0, 2)),
+    Lesson(1, "What a GPU is", True, (0,), (1, 1)),
     Lesson(2, "Where memory and arithmetic go", True, (1,), (2, 1)),
     Lesson(3, "Number formats", True, (2,), (3, 0)),
     Lesson(4, "Memory for time on one device", True, (2,), (3, 1)),
-    Lesson(5, "Collectives, and how they go wrong", True, (0,), (1, 3), ready=True),
+    Lesson(5, "Collectives, and how they go wrong", True, (0,), (1, 3)),
     Lesson(6, "Ring all-reduce, the cost model", True, (5,), (2, 3)),
-    Lesson(7, "Data parallel, for real", True, (6,), (3, 3), ready=True),
+    Lesson(7, "Data parallel, for real", True, (6,), (3, 3)),
     Lesson(8, "Large batches", False, (2, 7), (3, 2)),
     Lesson(9, "Relaxing synchrony", False, (7,), (5, 3)),
     Lesson(10, "Compressing gradients", False, (7,), (5, 4)),
@@ -58,12 +56,20 @@ def states() -> dict[int, str]:
     return {int(key): state for key, state in progress.fold(events, every).items()}
 
 
+def here() -> set[int]:
+    """Numbers of the lessons whose notebooks this version ships."""
+    try:
+        return {int(path.name[:2]) for path in notebook.shipped("lessons").glob("[0-9][0-9]*_*.ipynb")}
+    except ValueError:
+        return set()
+
+
 def words(states: dict[int, str]) -> str:
     """The map as text: a line a lesson. `*` marks the essentials."""
     done = sum(state == "done" for state in states.values())
-    here = ", ".join(str(lesson.number) for lesson in LESSONS if lesson.ready)
+    shipped = ", ".join(map(str, sorted(here()))) or "none"
     lines = [
-        f"Course map: {done} of {len(LESSONS)} lessons done; in this version: lesson {here}.",
+        f"Course map: {done} of {len(LESSONS)} lessons done; lessons in this version: {shipped}.",
         "● done  ◐ started  ○ open  * essential",
     ]
     for lesson in LESSONS:
@@ -77,7 +83,7 @@ def course_map():
     """The map as a figure, with the same in words under it. Show it as a cell's last expression."""
     from minidist.core.timeline import AltFigure
 
-    now = states()
+    now, written = states(), here()
     columns, rows = (max(lesson.place[i] for lesson in LESSONS) + 1 for i in (0, 1))
     figure = AltFigure(figsize=(1.42 * columns, 0.74 * rows + 0.3), facecolor="white")
     axes = figure.add_axes((0.005, 0.01, 0.99, 0.98))
@@ -87,8 +93,9 @@ def course_map():
     for lesson in LESSONS:
         for need in direct(lesson):
             _arrow(axes, need, lesson)
-        _box(axes, lesson, now[lesson.number])
-    axes.text(-0.46, -0.7, "thick frame: essential    green: done    orange, hatched: started    white: open", fontsize=9)
+        _box(axes, lesson, now[lesson.number], lesson.number in written)
+    key = "thick frame: essential    green: done    orange, hatched: started    white: open    dashed: not in this version"
+    axes.text(-0.46, -0.7, key, fontsize=9)
     figure.alt = words(now)
     return figure
 
@@ -114,7 +121,7 @@ def _arrow(axes, tail: Lesson, head: Lesson) -> None:
     axes.annotate("", stop, start, arrowprops=look, zorder=1)
 
 
-def _box(axes, lesson: Lesson, state: str) -> None:
+def _box(axes, lesson: Lesson, state: str, written: bool) -> None:
     import textwrap
 
     from matplotlib.patches import FancyBboxPatch
@@ -130,6 +137,7 @@ def _box(axes, lesson: Lesson, state: str) -> None:
         edgecolor="black",
         hatch=hatch,
         linewidth=2.2 if lesson.essential else 0.8,
+        linestyle="-" if written else (0, (4, 2)),
         zorder=2,
     )
     axes.add_patch(box)

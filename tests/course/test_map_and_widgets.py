@@ -36,9 +36,16 @@ def test_arrows_leave_out_only_what_other_arrows_imply():
     assert len({lesson.place for lesson in LESSONS}) == len(LESSONS)
 
 
-def test_a_lesson_is_said_to_be_here_exactly_when_its_notebook_is():
-    here = {int(path.name[:2]) for path in (ROOT / "lessons").glob("[0-9]*.ipynb")}
-    assert {lesson.number for lesson in LESSONS if lesson.ready} == here
+def test_lessons_that_are_here_are_told_from_those_that_are_not(monkeypatch, tmp_path):
+    written = {int(path.name[:2]) for path in (ROOT / "lessons").glob("[0-9]*.ipynb")}
+    assert course.here() == written >= {0, 1, 5, 7}
+    figure = course.course_map()
+    assert f"lessons in this version: {', '.join(map(str, sorted(written)))}." in figure.alt
+    frames = [patch for patch in figure.axes[0].patches if patch.get_label() != "arrow" and hasattr(patch, "get_boxstyle")]
+    solid = {number for number, frame in enumerate(frames) if frame.get_linestyle() == "-"}
+    assert len(frames) == len(LESSONS) and solid == written
+    monkeypatch.setattr(course.notebook, "shipped", lambda kind: tmp_path)
+    assert course.here() == set() and "lessons in this version: none." in course.course_map().alt
 
 
 def test_the_map_shows_the_learners_own_progress_in_words_too(capsys):
