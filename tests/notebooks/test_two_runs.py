@@ -49,7 +49,9 @@ def said(cell) -> list[str]:
         if output.output_type == "stream":
             text += output.text
         elif "application/vnd.jupyter.widget-view+json" not in output.data:
-            rich.append(next(output.data[kind] for kind in ("text/html", "text/markdown", "text/plain") if kind in output.data))
+            plainest = next(output.data[kind] for kind in ("text/html", "text/markdown", "text/plain") if kind in output.data)
+            if not plainest.startswith("<script>"):  # a script that serves live controls is not for reading
+                rich.append(plainest)
     cleaned = []
     for part in (text, *rich):
         for pattern, word in CHANGING:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 from minidist.course.grading import Case, Fault, Outcome, Task
-from minidist.course.tasks import judge_07
+from minidist.course.tasks import cases_07, judge_07
 from minidist.course.tasks.judge_07 import Run
 
 BUILD = "this is the thing to build."
@@ -18,34 +16,7 @@ REFUSED = {
 }
 
 
-def spec(draw: random.Random, n: int, *, steps: int = 2, micros: int = 1, dtype: str = "float64", **more) -> dict:
-    """Settings of one case, for drive_07: four layers of odd widths, other numbers of rows on every rank, no two alike."""
-    widths = [draw.randint(3, 9) for _ in range(5)]
-    rows = [[[draw.randint(1, 4) for _ in range(micros)] for _ in range(steps)] for _ in range(n)]
-    settings = {
-        "seed": draw.randrange(10**6),
-        "widths": widths,
-        "rows": rows,
-        "dtype": dtype,
-        "bucket_bytes": 0,
-        "apart": False,
-    }
-    return settings | more
-
-
-def case(n: int, settings: dict) -> Case:
-    """The same settings on every rank."""
-    return Case(n, [[settings] for _ in range(n)])
-
-
 # 07.1 hooks ----------------------------------------------------------------------------------------------------------------
-
-
-def hook_cases(seed: int) -> list[Case]:
-    """1 to 4 ranks whose weights start apart; float64, and float32 once."""
-    draw = random.Random(seed)
-    kinds = [(1, "float64"), (2, "float64"), (3, "float64"), (4, "float64"), (2, "float32")]
-    return [case(n, spec(draw, n, steps=3, dtype=dtype, apart=True)) for n, dtype in kinds]
 
 
 def judge_hooks(case: Case, outcome: Outcome) -> Fault | None:
@@ -78,19 +49,6 @@ def _not_from_hooks(run: Run) -> Fault | None:
 # 07.2 buckets --------------------------------------------------------------------------------------------------------------
 
 
-def bucket_cases(seed: int) -> list[Case]:
-    """Limits that give a few buckets, with a parameter too large for one; both dtypes."""
-    draw = random.Random(seed)
-    found = []
-    for n, dtype in ((1, "float64"), (2, "float64"), (3, "float32"), (4, "float64"), (2, "float32")):
-        settings = spec(draw, n, dtype=dtype)
-        settings["widths"] = [draw.choice([5, 6, 7]) for _ in range(6)] + [9, 6] + [draw.choice([5, 6, 7]) for _ in range(5)]
-        width = judge_07.BYTES[dtype]
-        settings["bucket_bytes"] = width * (draw.randrange(47, 50) if n < 3 else draw.randrange(40, 44))
-        found.append(case(n, settings))
-    return found
-
-
 def judge_buckets(case: Case, outcome: Outcome) -> Fault | None:
     """Right sums; then whether the payloads of a step are the buckets of the spec."""
     run = Run(case, outcome)
@@ -98,16 +56,6 @@ def judge_buckets(case: Case, outcome: Outcome) -> Fault | None:
 
 
 # 07.3 overlap --------------------------------------------------------------------------------------------------------------
-
-
-def overlap_cases(seed: int) -> list[Case]:
-    """Small buckets at 1 to 4 ranks; then a step in which rank 0 is held back until the last rank is nearly done."""
-    draw = random.Random(seed)
-    found = []
-    for n, hold in ((1, None), (2, None), (3, None), (4, None), (2, 1), (3, 1)):
-        settings = spec(draw, n, hold=hold)
-        found.append(case(n, settings | {"bucket_bytes": draw.choice([0, 8 * 30])}))
-    return found
 
 
 def judge_overlap(case: Case, outcome: Outcome) -> Fault | None:
@@ -129,19 +77,6 @@ def explain_overlap(case: Case, problem: dict) -> Fault | None:
 
 
 # 07.4 no_sync --------------------------------------------------------------------------------------------------------------
-
-
-def quiet_cases(seed: int) -> list[Case]:
-    """Three micro-batches, one, two; the switch around both passes, then around backward alone; an exception in between."""
-    draw = random.Random(seed)
-    kinds = [(1, {}), (2, {}), (3, {}), (4, {}), (2, {"switch": "around backward"}), (2, {"raises": 0})]
-    found = []
-    for n, more in kinds:
-        settings = spec(draw, n, steps=3, micros=3, **more)
-        for rows in settings["rows"]:
-            rows[1], rows[2] = rows[1][:1], rows[2][:2]  # three, one, two
-        found.append(case(n, settings))
-    return found
 
 
 def judge_quiet(case: Case, outcome: Outcome) -> Fault | None:
@@ -178,24 +113,6 @@ def _not_silent(run: Run) -> Fault | None:
 
 
 # 07.5 odd cases ------------------------------------------------------------------------------------------------------------
-
-
-def odd_cases(seed: int) -> list[Case]:
-    """Tied and frozen weights; a buffer that each rank updates; a branch some ranks take; a rank without a batch."""
-    draw = random.Random(seed)
-    found = []
-    for n in (1, 2, 3, 4):
-        settings = spec(draw, n, odd=["tied", "frozen"], bucket_bytes=8 * 40)
-        a, b = draw.sample(range(4, 9), 2)
-        found.append(case(n, settings | {"widths": [draw.randint(3, 9), a, b, a, b]}))  # layers 1 and 3 have one shape
-    for n in (2, 3):
-        found.append(case(n, spec(draw, n, steps=3, odd=["buffer"], apart=True, bucket_bytes=8 * 40)))
-    for n in (2, 3):
-        branch = [[rank == 0, rank == n - 1, False] for rank in range(n)]  # one rank, another, nobody
-        found.append(case(n, spec(draw, n, steps=3, odd=["branch"], branch=branch, bucket_bytes=8 * 40)))
-    idle = spec(draw, 2, bucket_bytes=8 * 40)
-    idle["rows"][1][0] = []  # rank 1 has no batch in the first step
-    return [*found, case(2, idle)]
 
 
 def judge_odd(case: Case, outcome: Outcome) -> Fault | None:
@@ -329,7 +246,7 @@ TASKS = [
             "comm.all_reduce(p.grad, mesh.world, tag='grad', async_op=True) and keep the Work in a list. finish(): wait for "
             "each, then empty the list.",
         ),
-        cases=hook_cases,
+        cases=cases_07.hook_cases,
         judge=judge_hooks,
     ),
     task(
@@ -346,7 +263,7 @@ TASKS = [
             "missing gradients by bucket, lowered by the hook; 3. at zero: flat = torch.cat([p.grad.flatten() ...]), "
             "all_reduce of flat; 4. finish(): wait, copy each piece back into its p.grad, set the counts anew.",
         ),
-        cases=bucket_cases,
+        cases=cases_07.bucket_cases,
         judge=judge_buckets,
     ),
     task(
@@ -361,7 +278,7 @@ TASKS = [
             "In the hook, when the bucket's last gradient comes: pack, launch with async_op=True, append (bucket, flat, work) "
             "to a list, return. In finish(): for each of these in order, work.wait(), then unpack.",
         ),
-        cases=overlap_cases,
+        cases=cases_07.overlap_cases,
         judge=judge_overlap,
         explain=explain_overlap,
     ),
@@ -377,7 +294,7 @@ TASKS = [
             "no_sync(): self.quiet = True; try: yield; finally: self.quiet = False. The hook returns at once if self.quiet. "
             "The backward after it finds the sum of all micro-batches in p.grad, and reduces that.",
         ),
-        cases=quiet_cases,
+        cases=cases_07.quiet_cases,
         judge=judge_quiet,
     ),
     task(
@@ -394,7 +311,7 @@ TASKS = [
             "left, with torch.zeros_like(p) where p.grad is None; then waits and unpacks (p.grad may have to be made); then "
             "broadcasts every buffer from rank 0.",
         ),
-        cases=odd_cases,
+        cases=cases_07.odd_cases,
         judge=judge_odd,
         explain=explain_odd,
     ),
