@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks.processes import hear_ctrl_c
 
 from minidist import ranks
 from minidist.train import config as configs
@@ -31,7 +32,9 @@ def command(*words, mark="", cwd, **env):
     clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     env = {**clean, "OMP_NUM_THREADS": "1", "MINIDIST_RUNS": str(cwd / "runs"), MARK: mark, **env}
     line = [sys.executable, "-m", *map(str, words)]
-    return subprocess.Popen(line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
 
 
 def marked(mark):

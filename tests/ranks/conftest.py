@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 import pytest
-from ranks.processes import ROOT
+from ranks.processes import ROOT, hear_ctrl_c
 
 from minidist import ranks
 from minidist.ranks import collect
@@ -44,7 +44,12 @@ def script(environ, tmp_path):
         path = tmp_path / "script.py"
         path.write_text(source)
         process = subprocess.Popen(
-            [sys.executable, str(path)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, str(path)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=hear_ctrl_c,
         )
         started.append(process)
         return process

@@ -1,5 +1,6 @@
-"""Which processes still run."""
+"""Which processes still run, and one that hears Ctrl-C."""
 
+import signal
 import time
 from pathlib import Path
 
@@ -26,3 +27,8 @@ def gone(pids: list[int], seconds: float = 5.0) -> bool:
     while alive(pids) and time.monotonic() < end:
         time.sleep(0.02)
     return not alive(pids)
+
+
+def hear_ctrl_c() -> None:
+    """As a child's `preexec_fn`: what a shell starts in the background ignores SIGINT, and so does all it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
