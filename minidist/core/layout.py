@@ -33,13 +33,22 @@ class Layout:
     ep: int = 1
     """expert-parallel ranks, consecutive places of dp x cp"""
     shard: int = 0
-    """ranks that share one copy of the optimizer state, consecutive places of dp x cp; 0 means all of dp x cp"""
+    """ranks that share one copy of the optimizer state, consecutive places of dp x cp; 0 means all of dp x cp. Fewer is
+    hybrid sharding: the copies are kept equal by a further sum"""
+    zero: int = 0
+    """what the ranks that share the state cut among them (ZeRO's stage): 0 nothing, 1 optimizer state, 2 and gradients,
+    3 and weights"""
+    reshard: bool = True
+    """with zero = 3: free a block's weights after forward and gather them again for backward. false keeps them between the
+    two: a third less traffic, and the whole weights held at the peak"""
 
     def __post_init__(self):
         for field in fields(self):
-            size, least = getattr(self, field.name), 0 if field.name == "shard" else 1
-            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+            size, least = getattr(self, field.name), 0 if field.name in ("shard", "zero") else 1
+            if field.name != "reshard" and (not isinstance(size, int) or isinstance(size, bool) or size < least):
                 raise ValueError(f"layout.{field.name} = {size!r}: give a whole number of at least {least}")
+        if self.zero > 3:
+            raise ValueError(f"layout.zero = {self.zero}: ZeRO has stages 0 to 3, use one of them")
         places = self.dp * self.cp
         for name in ("ep", "shard"):
             size = getattr(self, name)

@@ -171,6 +171,19 @@ class Mesh:
                 self._groups[name] = group
         return self._groups.get(name)
 
+    def twin(self, name: str) -> Group:
+        """A second connection among the ranks of `group(name)`, made at the first call, which all ranks of the world make.
+
+        Collectives of one group must come in the same order on all its ranks; those of two groups need no common order.
+        """
+        key = f"{name} twin"
+        if key not in self._groups:
+            for ranks in map(tuple, self.layout.groups(name)):
+                handle = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+                if self.rank in ranks:
+                    self._groups[key] = Group(key, ranks, ranks.index(self.rank), self.wire, handle)
+        return self._groups[key]
+
     def renumber(self) -> None:
         """Count operations from 1 again. Every rank must do so, between two runs that left nothing under way."""
         for group in self._groups.values():

@@ -9,17 +9,31 @@ from minidist.core.mesh import Mesh
 from minidist.core.slices import Slice, extract
 from minidist.model.config import ModelConfig
 from minidist.model.transformer import Transformer, initial
+from minidist.parallel.units import Formats
 from minidist.parallel.zero import Zero
 
 
-def parallelize(cfg: ModelConfig, mesh: Mesh, *, seed: int, dtype: torch.dtype = torch.float32) -> Zero:
+def parallelize(cfg: ModelConfig, mesh: Mesh, *, seed: int, formats: Formats | None = None, offload: bool = False) -> Zero:
     """Build this rank's part of the model, its weights drawn from (seed, name), and wrap it for training.
 
-    The whole model exists on the meta device only, so no rank ever holds more than its part.
+    What is cut over which ranks, `mesh.layout` says; `formats` (default: fp32) and `offload` are those of `Zero`. The whole
+    model exists on the meta device only, so no rank ever holds more than its part.
     """
     with torch.device("meta"):
         model = Transformer(cfg)
-    return Zero(model, mesh.group("dp_cp"), dtype=dtype, device=mesh.device, fill=lambda record: draw(record, cfg, seed))
+    layout = mesh.layout
+    return Zero(
+        model,
+        mesh.group("shard" if layout.zero else "dp_cp"),
+        stage=layout.zero,
+        replicas=mesh.group("replicate") if layout.zero else None,
+        gathers=mesh.twin("shard") if layout.zero == 3 else None,
+        keep=not layout.reshard,
+        formats=formats or Formats(),
+        device=mesh.device,
+        fill=lambda record: draw(record, cfg, seed),
+        offload=offload,
+    )
 
 
 def draw(record: Slice, cfg: ModelConfig, seed: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -38,49 +39,162 @@ def units_of(model: nn.Module) -> dict[str, list[str]]:
     return units
 
 
+@dataclass(frozen=True)
+class Formats:
+    """Number formats of one unit. Unset ones follow `weights`: the wider of it and fp32, in which sums lose least (C20)."""
+
+    weights: torch.dtype = torch.float32
+    """of the weights that forward and backward use, and that are gathered"""
+    reduce: torch.dtype | None = None
+    """in which gradients travel and are summed over the ranks"""
+    grads: torch.dtype | None = None
+    """in which gradients are kept, and summed over micro-batches"""
+
+    @property
+    def master(self) -> torch.dtype:
+        """Of the copy of the weights that the optimizer works on: never narrower than fp32 (C19)."""
+        return torch.promote_types(self.weights, torch.float32)
+
+    def settled(self) -> Formats:
+        """The same with nothing unset."""
+        return replace(self, reduce=self.reduce or self.master, grads=self.grads or self.master)
+
+
 class Unit:
-    """One flat buffer of weights and, unless frozen, one of gradients; every parameter is a view into them.
+    """The flat buffers of one unit, as one rank holds them at one ZeRO stage. Every parameter is a view into `weights`.
 
     Matrices come first, so that weight decay, which acts on them alone, has one stretch of the buffer. The buffers are padded
-    to a multiple of the group's size, so that they can be cut into equal shards; padding is zero and stays zero.
+    to a multiple of the number of shards, so that they can be cut into equal parts; padding is zero and stays zero.
+
+    What a rank holds, of P padded elements over n ranks:
+
+    | stage | `weights` | `shard`      | `master`, if wider | `grads`, `total`        |
+    |-------|-----------|--------------|--------------------|-------------------------|
+    | 0     | P         | all of them  | P                  | P, all of it            |
+    | 1     | P         | P/n of them  | P/n                | P, P/n of it            |
+    | 2     | P         | P/n of them  | P/n                | none kept, P/n          |
+    | 3     | while used| P/n          | P/n                | none kept, P/n          |
     """
 
     def __init__(
-        self, name: str, parameters: dict[str, nn.Parameter], pad_to: int, owner: int, dtype: torch.dtype, device: torch.device
+        self,
+        name: str,
+        parameters: dict[str, nn.Parameter],
+        stage: int,
+        place: int,
+        shards: int,
+        formats: Formats,
+        device: torch.device,
+        host: torch.device | None = None,
     ):
-        self.name = name
+        """`place` of `shards` is this rank's. With `host`, the master lives on that device, whatever its dtype."""
+        self.name, self.stage, self.formats = name, stage, formats
         names = sorted(parameters, key=lambda n: parameters[n].dim() < 2)  # stable: model order within each kind
         ends = list(accumulate(parameters[n].numel() for n in names))
         self.numel = ends[-1] if ends else 0
         """elements without padding"""
-        self.padded = math.ceil(self.numel / pad_to) * pad_to
+        self.padded = math.ceil(self.numel / shards) * shards
         self.frozen = not any(p.requires_grad for p in parameters.values())
-        self.weights = torch.zeros(self.padded, dtype=dtype, device=device)
-        """(padded,)"""
-        self.grads = None if self.frozen else torch.zeros_like(self.weights)
         self.ranges = {n: (end - parameters[n].numel(), end) for n, end in zip(names, ends, strict=True)}
         """parameter name -> [a, b) in the buffers"""
         self.matrices = sum(parameters[n].numel() for n in names if parameters[n].dim() >= 2)
         """elements [0, matrices) belong to matrices"""
-        self.parameters = {n: self._house(n, parameters[n], owner) for n in names}
+        part = self.padded // shards
+        self.own = (0, self.padded) if stage == 0 else (place * part, (place + 1) * part)
+        """[a, b) of the buffers: what this rank's optimizer updates"""
+        self.weights = torch.zeros(self.padded, dtype=formats.weights, device=device)
+        """(padded,) in formats.weights; at stage 3 without storage while the unit is not in use"""
+        self._allocate(device, host)
+        self.parameters = {n: self._house(n, parameters[n]) for n in names}
+        self._views = {n: p.data for n, p in self.parameters.items()}
+        if stage == 3:
+            self.free()
 
-    def _house(self, name: str, old: nn.Parameter, owner: int) -> nn.Parameter:
+    def _allocate(self, device: torch.device, host: torch.device | None) -> None:
+        a, b = self.own
+        self.shard = self.weights[a:b] if self.stage < 3 else self.weights[a:b].clone()
+        """(b - a,) the own part of the weights; at stages 0 to 2 a view of them"""
+        self.master = self.grads = self.total = None
+        if self.frozen:
+            return
+        wide = self.formats.master != self.formats.weights or host is not None
+        self.master = self.shard.to(host or device, self.formats.master, copy=True) if wide else self.shard
+        """(b - a,) what the optimizer updates; the shard itself where that is wide enough"""
+        size = self.padded if self.stage < 2 else b - a
+        self.grads = torch.zeros(size, dtype=self.formats.grads, device=device)
+        """in formats.grads: (padded,) this rank's gradient, after the reduction the sum; from stage 2 on the sum's own part"""
+        self.total = self.grads[a:b] if self.stage < 2 else self.grads
+        """(b - a,) where the own part of the summed gradient appears"""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether autograd adds into `grads` by itself: each parameter's `.grad` is then a view of it."""
+        return not self.frozen and self.stage < 2 and self.formats.grads == self.formats.weights
+
+    def _house(self, name: str, old: nn.Parameter) -> nn.Parameter:
         """The parameter that replaces `old`: a view into the buffers that knows its slice."""
         a, b = self.ranges[name]
         new = nn.Parameter(self.weights[a:b].view(old.shape), requires_grad=old.requires_grad)
-        if self.grads is not None:
-            new.grad = self.grads[a:b].view(old.shape)  # autograd adds into it in place
-        new.slice = getattr(old, "slice", None) or Slice.whole(name, old.shape, ("dp", "cp"), owner)
-        if not old.is_meta:
-            new.data.copy_(old.data)
+        if self.in_place:
+            new.grad = self.grads[a:b].view(old.shape)
+        new.slice = getattr(old, "slice", None) or Slice.whole(name, old.shape)
         return new
 
     @torch.no_grad()
     def fill(self, values: Fill) -> None:
-        """Give every parameter the initial values of its slice."""
+        """Give the weights and masters that this rank holds the initial values of their slices."""
+        first, last = self.own if self.stage == 3 else (0, self.padded)
         for name, parameter in self.parameters.items():
             a, b = self.ranges[name]
-            self.weights[a:b].copy_(values(parameter.slice))
+            low, high = max(a, first), min(b, last)
+            if low < high:
+                self.assign(low, values(parameter.slice.cut(low - a, high - a)))
+
+    def assign(self, start: int, values: Tensor) -> None:
+        """Write `values`, elements `start` and on of the buffers, into weights and masters, as far as this rank holds them."""
+        if self.stage < 3:
+            self.weights[start : start + len(values)].copy_(values)
+        low, high = max(start, self.own[0]), min(start + len(values), self.own[1])
+        if low < high:
+            for held in (self.shard,) if self.frozen else (self.shard, self.master):
+                held[low - self.own[0] : high - self.own[0]].copy_(values[low - start : high - start])
+
+    def pieces(self, held: Tensor) -> list[tuple[str, int, int, Tensor]]:
+        """Cut a tensor over the own range by parameter: (name, first, last element of the flattened parameter, view).
+
+        An empty parameter has no element on any rank; the first one names it.
+        """
+        first, last = self.own
+        found = []
+        for name, (a, b) in self.ranges.items():
+            low, high = max(a, first), min(b, last)
+            if low < high or (a == b and first == 0):
+                low, high = min(low, high), high
+                found.append((name, low - a, high - a, held[low - first : high - first]))
+        return found
+
+    # Stage 3: the whole weights exist while they are used.
+
+    @property
+    def live(self) -> bool:
+        """Whether the whole weights have memory now."""
+        return self.weights.untyped_storage().nbytes() > 0 or not self.padded
+
+    def allocate(self) -> Tensor:
+        """Give the whole weights memory again, in the storage that autograd has noted; the buffer to gather into.
+
+        Its version is counted apart (`.data`): to gather the same weights again is no change of them for autograd.
+        """
+        self.weights.untyped_storage().resize_(self.padded * self.weights.element_size())
+        for name, parameter in self.parameters.items():
+            parameter.data = self._views[name]
+        return self.weights.data
+
+    def free(self) -> None:
+        """Give the memory of the whole weights back. Each parameter is empty until it is gathered again."""
+        self.weights.untyped_storage().resize_(0)
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.new_empty(0)
 
 
 def rehouse(model: nn.Module, units: list[Unit]) -> None:

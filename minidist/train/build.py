@@ -13,6 +13,7 @@ from minidist.data.loader import Loader
 from minidist.data.windows import Windows
 from minidist.parallel.parallelize import parallelize
 from minidist.parallel.zero import Zero
+from minidist.train import precision
 from minidist.train.config import Config
 from minidist.train.step import Step
 
@@ -56,8 +57,14 @@ def open_text(config: Config) -> Corpus:
 def build(mesh: Mesh, config: Config) -> Job:
     """This rank's part of the run that `config` describes. Every rank of the mesh calls it."""
     text = open_text(config)
-    zero = parallelize(config.model, mesh, seed=config.run.seed, dtype=getattr(torch, config.precision.dtype))
+    zero = runtime(mesh, config)
     return Job(config, mesh, text, zero, Step(zero, mesh, config))
+
+
+def runtime(mesh: Mesh, config: Config) -> Zero:
+    """This rank's part of the model that `config` describes, ready to be trained by a `Step`."""
+    formats = precision.formats(config.precision)
+    return parallelize(config.model, mesh, seed=config.run.seed, formats=formats, offload=config.optim.offload)
 
 
 def claim_folder(mesh: Mesh, config: Config) -> Config:

@@ -103,14 +103,31 @@ class Optim:
     """applied to matrices only, never to norms; adamw takes it from the weights, sgd adds it to the gradients"""
     clip: float = 1.0
     """largest norm of the whole gradient; larger ones are scaled down to it. 0 never clips"""
+    offload: bool = False
+    """keep master weights and moments in host memory, and update them there: slower, and free of the device's memory"""
+
+
+Float = Literal["float32", "float64", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The number format of weights, activations and gradients."""
+    """Number formats. Master weights, which the optimizer updates, are in float32, or in `dtype` where that is wider."""
 
-    dtype: Literal["float32", "float64"] = "float32"
-    """of weights, activations, gradients and optimizer state; float64 is for proofs"""
+    dtype: Float = "float32"
+    """of weights and activations in forward and backward; float64 is for proofs"""
+    reduce: Float | None = None
+    """in which gradients travel and are summed over the ranks. Default: that of the master weights"""
+    accumulate: Float | None = None
+    """in which gradients are kept and summed over micro-batches. Default: that of the master weights"""
+    moments: Float | None = None
+    """in which the optimizer's moments are kept between steps. Default: that of the master weights"""
+    loss_scale: float | None = None
+    """the loss is multiplied by it before backward, and the gradients divided by it before clipping. Default: 65536 with
+    float16, whose smallest numbers gradients would fall below, and 1 otherwise. With float16 it moves: halved when a
+    gradient overflows"""
+    scale_window: int = 2000
+    """steps in a row without an overflow after which the loss scale of float16 is doubled"""
 
 
 @dataclass(frozen=True)
@@ -226,6 +243,7 @@ LEAST = {  # key -> the smallest legal value
     "optim.momentum": 0.0,
     "optim.weight_decay": 0.0,
     "optim.clip": 0.0,
+    "precision.scale_window": 1,
     "metrics.print_every": 1,
     "metrics.peak_tflops": 0.0,
 }
@@ -247,6 +265,9 @@ def check(config: Config, ranks: int = 1) -> None:
     if not re.fullmatch(r"\w[\w.+ -]*", config.run.name):
         raise ValueError(f"run.name = {settings.show(config.run.name)}: give a plain name, and the place as run.dir")
     _check_layout(config, ranks)
+    scale = config.precision.loss_scale
+    if scale is not None and not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"precision.loss_scale = {scale}: give a number above 0, or leave it out")
     _check_batch(config)
     optim = config.optim
     if not all(0 <= beta < 1 for beta in optim.betas):
@@ -261,8 +282,13 @@ def _check_layout(config: Config, ranks: int) -> None:
     for axis, size in ((axis, getattr(layout, axis)) for axis in (*AXES, "ep")):
         if axis != "dp" and size > 1:
             raise ValueError(f"layout.{axis} = {size}: this version trains along dp only, use layout.{axis} = 1")
-    if layout.shard:
-        raise ValueError(f"layout.shard = {layout.shard}: this version keeps the whole state on every rank, use 0")
+    if layout.shard and not layout.zero:
+        raise ValueError(
+            f"layout.shard = {layout.shard} with layout.zero = 0: stage 0 keeps the whole state on every rank, so there is "
+            f"nothing to share; set layout.zero to 1, 2 or 3, or leave layout.shard out"
+        )
+    if not layout.reshard and layout.zero != 3:
+        raise ValueError(f"layout.reshard = false with layout.zero = {layout.zero}: only stage 3 frees weights, leave it out")
     layout.expect_ranks(ranks)
     layout.expect_model(layers=model.layers, heads=model.heads, kv_heads=model.kv_heads, ffn=model.ffn)
     layout.expect_batch(global_batch=config.train.global_batch, seq_len=config.train.seq_len)

@@ -41,7 +41,7 @@ def train(mesh: Mesh, config: Config) -> dict[str, Any]:
             report.step(number, last, seconds, held_out)
         folder = _save(job, loader.position)
     seconds = time.perf_counter() - began
-    sample = _sample(job) if mesh.rank == 0 else None
+    sample = _sample(job) if mesh.rank == 0 or config.layout.zero == 3 else None  # at stage 3 a forward takes all ranks
     return report.end(last, held_out, seconds, str(folder), sample)
 
 
@@ -79,6 +79,7 @@ class Report:
             "step_s": seconds,
             "mfu": metrics.mfu(result.tokens, self.flops, seconds, self.job.mesh.world_size, self.peak),
             "skipped": result.skipped,
+            "loss_scale": result.loss_scale,
         }
         if held_out is not None:
             row["val_loss"] = held_out.loss
@@ -130,11 +131,10 @@ def _evaluate_if_due(job: Job, number: int) -> Evaluation | None:
 
 
 def _save(job: Job, samples: int):
-    tensors = [(p.slice, p.data) for unit in job.zero.units for p in unit.parameters.values()]
     return checkpoint.save(
         job.config.run.folder / "checkpoints",
         job.config.train.steps,
-        tensors,
+        job.zero.weights(),
         job.mesh,
         config=configs.to_dict(job.config),
         data=job.corpus.train.header,
@@ -159,6 +159,16 @@ def _peak(config: Config, mesh: Mesh) -> float | None:
     return stated or hardware.peak_flops(devices.name_of(mesh.device), config.precision.dtype)
 
 
+def _state(job: Job) -> str:
+    """Who keeps what: the ZeRO stage, over which ranks, and the formats of the state."""
+    zero, optim = job.zero, job.config.optim
+    shared = f"one copy of the state on each {zero.group.size} rank(s)" if zero.stage else "the whole state on every rank"
+    formats = {"weights": zero.formats.weights, "gradients": zero.formats.grads, "masters": zero.formats.master}
+    names = ", ".join(f"{what} {str(dtype).removeprefix('torch.')}" for what, dtype in formats.items())
+    kept = "" if job.config.layout.reshard else ", weights kept between forward and backward"
+    return f"ZeRO stage {zero.stage}: {shared}{kept}; {names}{' and moments on the host' if optim.offload else ''}"
+
+
 def _head(job: Job, peak: float | None) -> list[str]:
     """What stands above the first step: what is trained, on what, and how MFU is counted."""
     config, mesh = job.config, job.mesh
@@ -169,6 +179,7 @@ def _head(job: Job, peak: float | None) -> list[str]:
         f"{config.run.name}: {parameters:,} parameters, {config.precision.dtype}, {mesh.world_size} rank(s) on {name}",
         f"text: {len(text):,} training tokens, sha256 {text.header['sha256'][:12]}; {config.train.steps} steps of "
         f"{config.train.global_batch} x {config.train.seq_len} tokens",
+        _state(job),
     ]
     if peak is None:
         lines.append(f"no MFU: unknown device peak ({name}, {config.precision.dtype}); state it as metrics.peak_tflops")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minidist.parallel.units import Unit
 from minidist.train.config import Optim
 
 
@@ -21,6 +22,55 @@ class Segment:
     """(n,) in the wider of fp32 and the parameter dtype; its gradient is in `.grad`"""
     decay: bool
     """weight decay applies: elements of matrices, not of norms"""
+    start: int = 0
+    """of what this rank updates of its unit, the first element of the segment"""
+
+
+class UnitOptimizer:
+    """The optimizer of what this rank updates of one unit: one a unit, so that others work while its weights travel."""
+
+    def __init__(self, optim: Optim, unit: Unit, moments: torch.dtype | None = None):
+        """`moments`: dtype of the optimizer's state between steps; None: that of the master."""
+        self.unit, self.moments = unit, moments
+        self.segments = segments(unit)
+        self.optimizer = build(optim, self.segments)
+
+    def step(self, lr: float, factor: float) -> None:
+        """Update the master by `factor` times the unit's summed gradient, at this learning rate."""
+        master, grad = self.unit.master, self.unit.total
+        if grad.dtype != master.dtype or grad.device != master.device:
+            grad = grad.to(master.device, master.dtype)
+        if factor != 1.0:
+            grad.mul_(factor)
+        for segment in self.segments:
+            segment.master.grad = grad[segment.start : segment.start + len(segment.master)]
+        set_lr(self.optimizer, lr)
+        self._cast_moments(master.dtype)
+        self.optimizer.step()
+        self._cast_moments(self.moments)
+        for segment in self.segments:
+            segment.master.grad = None
+
+    def _cast_moments(self, dtype: torch.dtype | None) -> None:
+        """Narrow moments are widened for the update and narrowed again after it, a unit at a time."""
+        if self.moments is None:
+            return
+        for segment in self.segments:
+            state = self.optimizer.state[segment.master]
+            for key, value in state.items():
+                if torch.is_tensor(value) and value.shape == segment.master.shape and key != "step":
+                    state[key] = value.to(dtype)
+
+
+def segments(unit: Unit) -> list[Segment]:
+    """The stretches of this rank's part of a unit that the optimizer treats alike: its matrices, with decay, and the rest."""
+    first, last = unit.own
+    found = []
+    for a, b, decay in ((0, unit.matrices, True), (unit.matrices, unit.numel, False)):
+        low, high = max(a, first), min(b, last)
+        if low < high:
+            found.append(Segment(unit.master[low - first : high - first], decay, low - first))
+    return found
 
 
 def build(optim: Optim, segments: list[Segment]) -> torch.optim.Optimizer:

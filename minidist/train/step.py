@@ -1,12 +1,13 @@
 """One optimizer step: the order of everything that happens between two versions of the weights.
 
 The order is fixed, and each line of `Step.run` and `Step.end` is one of its items: finish the reductions; agree over the
-world whether a gradient is non-finite; skip, or take the norm over all elements once; clip; update; count. The only division
-is that of the loss, by the number of valid targets of the whole global batch, before the first backward.
+world whether a gradient is non-finite; skip, or unscale; take the norm over all elements once; clip; update; publish; count.
+The only division is that of the loss, by the number of valid targets of the whole global batch, before the first backward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,10 @@ from minidist.core.random import DropoutKey
 from minidist.data.batch import Batch
 from minidist.model.loss import count_valid, loss_sum
 from minidist.parallel.zero import Zero
-from minidist.train import optim
 from minidist.train.config import Config
+from minidist.train.norm import counted, squares
+from minidist.train.optim import UnitOptimizer
+from minidist.train.precision import LossScale, dtype
 from minidist.train.schedule import lr_at
 
 
@@ -32,12 +35,14 @@ class StepResult:
     loss: float
     """nats a token, before the update; NaN where the batch had no valid target"""
     grad_norm: float
-    """L2 norm of the whole gradient, before clipping"""
+    """L2 norm of the whole gradient, unscaled, before clipping"""
     lr: float
     tokens: int
     """valid targets"""
     skipped: bool
     """a gradient was not finite on some rank, so no rank changed its weights or counters"""
+    loss_scale: float
+    """what the loss was multiplied by in this step"""
 
 
 class Step:
@@ -45,8 +50,11 @@ class Step:
 
     def __init__(self, zero: Zero, mesh: Mesh, config: Config):
         self.zero, self.mesh, self.config = zero, mesh, config
-        self.optimizer = optim.build(config.optim, segments(zero))
+        moments = dtype(config.precision.moments)
+        self.optimizers = [UnitOptimizer(config.optim, unit, moments) for unit in zero.trainable]
+        self.scale = LossScale(config.precision)
         self.taken = 0
+        self._counted = counted(zero.gradients(), mesh.rank)
 
     def run(self, batches: Sequence[Batch], number: int | None = None) -> StepResult:
         """One step on this rank's micro-batches, equally many on every rank. `number` names the step to dropout.
@@ -60,7 +68,8 @@ class Step:
         for i, batch in enumerate(batches):
             self.zero.before_backward(last=i == len(batches) - 1)
             loss = self._loss(batch, self.taken if number is None else number) / max(tokens, 1)
-            loss.backward()
+            (loss * self.scale.value).backward()
+            self.zero.after_backward()
             total += loss.detach()
         return self.end(total, tokens)
 
@@ -68,17 +77,16 @@ class Step:
     def end(self, loss: Tensor, tokens: int) -> StepResult:
         """What follows the last backward. `loss` () is this rank's part of the step's loss."""
         self.zero.finish()
-        norm = grad_norm(self.zero)
-        # One sum serves both: the loss of the job, and on how many ranks something was not finite.
-        report = torch.stack([loss, (~norm.isfinite()).double()])
-        loss, broken = host(comm.all_reduce(report, self.mesh.world, tag="control"), expect=[0.0, 0.0])
-        norm, lr = host(norm, expect=0.0), lr_at(self.taken, self.config)
-        if not broken:
-            self._clip(norm)
-            optim.set_lr(self.optimizer, lr)
-            self.optimizer.step()
+        # One sum serves three: the loss of the job, its norm, and whether anything was not finite on any rank.
+        report = torch.stack([loss, squares(self._counted).to(loss.device)])
+        loss, square = host(comm.all_reduce(report, self.mesh.world, tag="control"), expect=[0.0, 0.0])
+        scale, lr, skipped = self.scale.value, lr_at(self.taken, self.config), not math.isfinite(square)
+        norm = math.sqrt(square) / scale if square >= 0 else square
+        if not skipped:
+            self._update(lr, factor=self._clip(norm) / scale)
             self.taken += 1
-        return StepResult(loss if tokens else float("nan"), norm, lr, tokens, bool(broken))
+        self.scale.step(skipped)
+        return StepResult(loss if tokens else float("nan"), norm, lr, tokens, skipped, scale)
 
     def _count(self, batches: Sequence[Batch]) -> int:
         """Valid targets of the global batch: the one divisor of the step."""
@@ -92,26 +100,14 @@ class Step:
             key = DropoutKey(self.config.run.seed, number, batch.samples, batch.index)
         return loss_sum(self.zero.model(batch.tokens, batch.positions, batch.documents, key), batch.targets)
 
-    def _clip(self, norm: float) -> None:
+    def _clip(self, norm: float) -> float:
+        """What the unscaled gradient is multiplied by, so that its norm is at most the limit."""
         limit = self.config.optim.clip
-        if limit and norm > limit:
-            for unit in self.zero.trainable:
-                unit.grads.mul_(limit / norm)
+        return limit / norm if limit and norm > limit else 1.0
 
-
-def segments(zero: Zero) -> list[optim.Segment]:
-    """The stretches of the flat buffers that the optimizer treats alike: per unit its matrices (with decay) and the rest."""
-    found = []
-    for unit in zero.trainable:
-        for a, b, decay in ((0, unit.matrices, True), (unit.matrices, unit.numel, False)):
-            if b > a:
-                master = unit.weights[a:b]
-                master.grad = unit.grads[a:b]
-                found.append(optim.Segment(master, decay))
-    return found
-
-
-def grad_norm(zero: Zero) -> Tensor:
-    """L2 norm () of the whole gradient, in float64. Every rank of stage 0 holds all of it, so nothing is sent."""
-    norms = torch._foreach_norm([unit.grads for unit in zero.trainable])
-    return torch.stack(norms).double().norm() if norms else torch.zeros((), dtype=torch.float64)
+    def _update(self, lr: float, factor: float) -> None:
+        """New weights, a unit at a time: while one is on its way to the other ranks, the next is updated."""
+        for optimizer in self.optimizers:
+            optimizer.step(lr, factor)
+            self.zero.publish(optimizer.unit)
+        self.zero.settle()

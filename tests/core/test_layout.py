@@ -84,6 +84,7 @@ def test_every_rank_of_8_matches_an_index_by_hand():
         (lambda: Layout(dp=True), "layout.dp = True"),
         (lambda: Layout(dp=4, ep=3), "layout.ep = 3 does not divide dp x cp = 4 x 1 = 4: use one of [1, 2, 4]"),
         (lambda: Layout(dp=4, shard=3), "layout.shard = 3 does not divide"),
+        (lambda: Layout(zero=4), "layout.zero = 4: ZeRO has stages 0 to 3"),
         (lambda: Layout(dp=3).expect_ranks(4), "set layout.dp = 4, or start 3"),
         (lambda: Layout(dp=1, tp=3).expect_ranks(4), "change one of the axes, or start 3"),
         (

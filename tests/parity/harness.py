@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
+from minidist import ranks
 from minidist.core import slices
 from minidist.core.layout import Layout
 from minidist.data.batch import Batch, split
@@ -95,11 +97,11 @@ def one_process(cfg: Config, tokens: TokenFile) -> Trained:
 
 def on_ranks(mesh, cfg: Config, path: str):
     """The program of a rank: (losses, local gradients, local weights), the latter two as (slice, tensor) pairs."""
-    from minidist.parallel.parallelize import parallelize
+    from minidist.train.build import runtime
     from minidist.train.step import Step
 
     windows = Windows(TokenFile(path), SEQ_LEN, cfg.run.seed)
-    zero = parallelize(cfg.model, mesh, seed=cfg.run.seed, dtype=torch.float64)
+    zero = runtime(mesh, cfg)
     step, group, losses = Step(zero, mesh, cfg), mesh.group("dp"), []
     for number in range(STEPS):
         start = number * cfg.train.global_batch
@@ -107,8 +109,7 @@ def on_ranks(mesh, cfg: Config, path: str):
         places = split(start, group.rank, group.size, cfg.train.global_batch, cfg.train.micro_batch)
         rows = [whole.rows(p.start - start, p.stop - start) if len(p) else Batch.empty(1, SEQ_LEN) for p in places]
         losses.append(step.run(rows).loss)
-    parameters = [p for unit in zero.units for p in unit.parameters.values()]
-    return losses, [(p.slice, p.grad.clone()) for p in parameters], [(p.slice, p.detach().clone()) for p in parameters]
+    return losses, *([(record, local.clone()) for record, local in held] for held in (zero.gradients(), zero.weights()))
 
 
 def whole(results: list, which: int) -> dict[str, torch.Tensor]:
@@ -126,3 +127,13 @@ def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """max|a-b| / max|b| over the tensors, each by its own maximum; the names must be the same."""
     assert a.keys() == b.keys()
     return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
+
+
+def compare(cfg: Config, reference, bound: float = 1e-10) -> None:
+    """Train `cfg` on the ranks of its layout and hold it against `reference(cfg)`, one process's run."""
+    tokens, expected = reference(cfg)
+    results = ranks.run(on_ranks, cfg.layout.world_size, cfg, str(tokens.path))
+    for losses, _, _ in results:
+        assert losses == pytest.approx(expected.losses, rel=bound)
+    assert worst(whole(results, 1), expected.grads) < bound
+    assert worst(whole(results, 2), expected.weights) < bound

@@ -4,21 +4,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity.harness import MODEL, SEQ_LEN, config, step_batch, token_file
+from parity.harness import MODEL, SEQ_LEN, config, step_batch, token_file, whole
 
 from minidist import ranks
 from minidist.core.layout import Layout
 from minidist.core.mesh import Mesh
 from minidist.core.random import DropoutKey
+from minidist.core.slices import Box, Slice
 from minidist.data.batch import Batch, split
 from minidist.data.tokens import TokenFile
 from minidist.data.windows import Windows
 from minidist.model.loss import IGNORE, loss_sum
 from minidist.model.transformer import Transformer, initialise
-from minidist.parallel.parallelize import parallelize
+from minidist.train.build import runtime
 from minidist.train.config import Optim, Precision
+from minidist.train.norm import counted, squares
 from minidist.train.schedule import lr_at
-from minidist.train.step import Step, grad_norm
+from minidist.train.step import Step
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,18 @@ def rows_of(mesh, cfg, path, number):
 
 
 def make(mesh, cfg):
-    zero = parallelize(cfg.model, mesh, seed=cfg.run.seed, dtype=getattr(torch, cfg.precision.dtype))
-    return Step(zero, mesh, cfg)
+    return Step(runtime(mesh, cfg), mesh, cfg)
+
+
+def held(step):
+    """Copies of everything that forward reads and that the optimizer updates."""
+    return [tensor.clone() for unit in step.zero.units for tensor in (unit.weights, unit.master)]
+
+
+def moments(step):
+    """Copies of the optimizer's first moments."""
+    states = [state for o in step.optimizers for state in o.optimizer.state_dict()["state"].values()]
+    return [state["exp_avg"].clone() for state in states]
 
 
 def poisoned(mesh, cfg, path, value):
@@ -44,8 +56,7 @@ def poisoned(mesh, cfg, path, value):
     step, rows, results = make(mesh, cfg), [], []
     for number in range(3):
         rows = rows_of(mesh, cfg, path, number)
-        before = [unit.weights.clone() for unit in step.zero.units]
-        state = {k: v["exp_avg"].clone() for k, v in step.optimizer.state_dict()["state"].items()}
+        before, state = held(step), moments(step)
         if number == 1 and mesh.rank == 1:
             hook = step.zero.model.blocks[3].ffn.up.weight.register_hook(
                 lambda g: g.index_put((torch.tensor(0),) * 2, g.new_tensor(value))
@@ -53,17 +64,16 @@ def poisoned(mesh, cfg, path, value):
         result = step.run(rows)
         if number == 1 and mesh.rank == 1:
             hook.remove()
-        after = step.optimizer.state_dict()["state"]
-        same = all(torch.equal(a, unit.weights) for a, unit in zip(before, step.zero.units, strict=True))
-        same_state = bool(state) and all(torch.equal(state[k], after[k]["exp_avg"]) for k in state)
+        same = all(torch.equal(a, b) for a, b in zip(before, held(step), strict=True))
+        same_state = bool(state) and all(torch.equal(a, b) for a, b in zip(state, moments(step), strict=True))
         results.append((result.skipped, same, same_state, step.taken, result.lr))
     return results
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_one_non_finite_gradient_on_one_rank_stops_the_update_on_all(value, tokens):
-    cfg = replace(config(8, 8, Layout(dp=2)), optim=Optim(lr=1e-3, warmup=10), precision=Precision("float32"))
-    for results in ranks.run(poisoned, 2, cfg, str(tokens.path), value):
+@pytest.mark.parametrize(("value", "zero"), [("inf", 0), ("nan", 0), ("inf", 1), ("nan", 2), ("inf", 3)])
+def test_one_non_finite_gradient_on_one_rank_stops_the_update_on_all(value, zero, tokens):
+    cfg = replace(config(8, 8, Layout(dp=2, zero=zero)), optim=Optim(lr=1e-3, warmup=10), precision=Precision("float32"))
+    for results in ranks.run(poisoned, 2, cfg, str(tokens.path), float(value)):
         assert [skipped for skipped, *_ in results] == [False, True, False]
         assert [same for _, same, _, _, _ in results] == [False, True, False]
         assert results[1][2], "the moments changed"
@@ -72,29 +82,49 @@ def test_one_non_finite_gradient_on_one_rank_stops_the_update_on_all(value, toke
 
 
 def norms(mesh, cfg, path):
-    """The norm before and after clipping, and the norm of the whole gradient computed from the parameters."""
+    """The norm that is logged, and the gradient after clipping."""
     step = make(mesh, cfg)
     result = step.run(rows_of(mesh, cfg, path, 0))
-    by_hand = torch.cat([p.grad.flatten() for p in step.zero.model.parameters()]).norm().item()
-    return result.grad_norm, grad_norm(step.zero).item(), by_hand
+    return result.grad_norm, step.zero.gradients()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_clipping_by_the_norm_of_the_whole_gradient(n, tokens):
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(dp=2), *(Layout(dp=3, zero=z) for z in range(4)), Layout(dp=4, zero=2, shard=2)], ids=str
+)
+def test_clipping_by_the_norm_of_the_whole_gradient(layout, tokens):
+    """C04: every layout gives one number."""
+    n = layout.world_size
+
     def clipped(limit):
-        base = config(9, 2, Layout(dp=n))
+        base = config(9, 2, layout)
         return replace(base, optim=replace(base.optim, clip=limit))
 
-    free = ranks.run(norms, n, clipped(0.0), str(tokens.path))
-    norm = free[0][0]
-    assert norm > 0.1
-    for logged, after, by_hand in free:
-        assert logged == pytest.approx(norm, rel=1e-12) and after == pytest.approx(by_hand, rel=1e-12) == logged
-    for logged, after, by_hand in ranks.run(norms, n, clipped(norm / 3), str(tokens.path)):
-        assert logged == pytest.approx(norm, rel=1e-10), "the logged norm is the one before clipping"
-        assert after == pytest.approx(norm / 3, rel=1e-10) and by_hand == pytest.approx(norm / 3, rel=1e-10)
-    for _, after, _ in ranks.run(norms, n, clipped(norm * 3), str(tokens.path)):
-        assert after == pytest.approx(norm, rel=1e-10), "a norm within the limit is left alone"
+    def run(limit):
+        """The logged norm, the same on all ranks, and that of the gradient that was applied."""
+        results = ranks.run(norms, n, clipped(limit), str(tokens.path))
+        logged = {norm for norm, _ in results}
+        assert len(logged) == 1
+        return logged.pop(), torch.cat([g.flatten() for g in whole(results, 1).values()]).norm().item()
+
+    norm, applied = run(0.0)
+    assert norm > 0.1 and applied == pytest.approx(norm, rel=1e-12)
+    assert norm == pytest.approx(ranks.run(norms, 1, replace(clipped(0.0), layout=Layout()), str(tokens.path))[0][0], rel=1e-12)
+    logged, applied = run(norm / 3)
+    assert logged == pytest.approx(norm, rel=1e-10), "the logged norm is the one before clipping"
+    assert applied == pytest.approx(norm / 3, rel=1e-10)
+    assert run(norm * 3)[1] == pytest.approx(norm, rel=1e-10), "a norm within the limit is left alone"
+
+
+def test_replicated_and_sharded_elements_count_once_in_the_norm():
+    """C04: a replicated weight of norm 3, and a sharded one of norm 4 in all: 5, not 5.831 or 4.123."""
+    whole, half = Slice.whole("norm", (1,), ("tp",)), Slice.whole("q", (2,))
+    found = []
+    for rank in range(2):
+        mine = replace(half.cut(rank, rank + 1), owner=rank)
+        found.append(squares(counted([(whole, torch.tensor([3.0])), (mine, torch.tensor([8**0.5]))], rank)))
+    assert sum(found).sqrt().item() == pytest.approx(5.0, rel=1e-7)
+    boxes = (Box((0,), (1,)), Box((1,), (2,), "copy"), Box((2,), (3,), "pad"))
+    assert squares(counted([(Slice("kv", (2,), boxes), torch.tensor([2.0, 7.0, 7.0]))], 0)).item() == 4.0
 
 
 def adamw_losses(mesh, cfg, path, steps):

@@ -1,0 +1,47 @@
+"""ZeRO 0-3 train like one process: float64 and SGD, loss, every gradient and every weight, to 1e-10."""
+
+from dataclasses import replace
+
+import pytest
+from parity.harness import MODEL, compare, config
+
+from minidist.core.layout import Layout
+
+TIED = replace(MODEL, tied=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("batches", [(24, 24), (26, 5)], ids=["accumulation 1", "ragged"])
+def test_like_one_process(zero, n, batches, reference):
+    compare(config(*batches, Layout(dp=n, zero=zero)), reference)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_hybrid_sharding(zero, reference):
+    compare(config(24, 3, Layout(dp=4, zero=zero, shard=2)), reference)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_tied_embeddings(zero, reference):
+    compare(config(24, 4, Layout(dp=3, zero=zero), TIED), reference)
+
+
+def test_weights_kept_between_forward_and_backward(reference):
+    compare(config(24, 4, Layout(dp=3, zero=3, reshard=False)), reference)
+
+
+def test_masters_on_the_host(reference):
+    cfg = config(24, 4, Layout(dp=2, zero=3))
+    compare(replace(cfg, optim=replace(cfg.optim, offload=True)), reference)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("zero", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 3, "reshard": False}], ids=str)
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
+def test_matrix(n, accumulation, zero, model, reference):
+    compare(config(24, -(-24 // n // accumulation), Layout(dp=n, **zero), model), reference)
+    if n > 2 and n % 2 == 0 and zero["zero"]:
+        compare(config(24, -(-24 // n // accumulation), Layout(dp=n, shard=2, **zero), model), reference)
