@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minidist import ranks
 from minidist.core.random import DropoutKey
 from minidist.model.attention import plain
 from minidist.model.config import ModelConfig
@@ -16,6 +17,7 @@ from minidist.model.loss import loss_sum
 from minidist.model.transformer import Transformer, initialise, rotary
 from minidist.parallel import recompute
 from minidist.parallel.recompute import Parked, Recompute, apply, repeated, rerunning
+from minidist.parallel.zero import Zero
 
 B, S, L = 2, 16, 5
 CFG = ModelConfig(layers=L, width=48, heads=6, kv_heads=2, ffn=120, vocab=40, dropout=0.5)
@@ -211,6 +213,34 @@ def test_hooks_on_a_block_are_not_repeated_and_the_weights_they_bring_serve_the_
         block.register_forward_hook(after)
     assert same(train(model, 1), expected)
     assert calls == ["forward"] * L + ["backward"] * L
+
+
+def sharded(mesh, many: list[Recompute]) -> list:
+    return [sharded_step(mesh, settings) for settings in many]
+
+
+def sharded_step(mesh, settings: Recompute):
+    """A step of two micro-batches at ZeRO stage 3: losses, this rank's gradients, and what its gathers sent."""
+    zero = Zero(model_of(settings), mesh.group("dp_cp"), stage=3)
+    mesh.tape.clear()
+    zero.start_step()
+    losses = []
+    for m in range(2):
+        zero.before_backward(last=m == 1)
+        given = inputs(2 * mesh.rank + m)
+        losses.append(loss_sum(zero.model(**given), given["tokens"]))
+        losses[-1].backward()
+    zero.finish()
+    grads = {record.name: grad.clone() for record, grad in zero.gradients()}
+    return ([loss.detach() for loss in losses], grads), mesh.tape.calls(tag="weight"), mesh.tape.sent(tag="weight")
+
+
+def test_at_stage_3_one_gather_serves_rerun_and_backward():
+    """Gathers are those of a run without recompute, in number and bytes, and so are the gradients."""
+    every = [*MODES.values(), Recompute("full", offload=True), Recompute(offload=True)]
+    for without, *others in ranks.run(sharded, 2, every):
+        for one in others:
+            assert same(one[0], without[0]) and one[1:] == without[1:]
 
 
 def test_an_error_in_a_rerun_leaves_no_trace():
