@@ -9,18 +9,30 @@ from minidist.core.mesh import Mesh
 from minidist.core.slices import Slice, extract
 from minidist.model.config import ModelConfig
 from minidist.model.transformer import Transformer, initial
+from minidist.parallel.config import Recompute
+from minidist.parallel.recompute import apply
 from minidist.parallel.units import Formats
 from minidist.parallel.zero import Zero
 
 
-def parallelize(cfg: ModelConfig, mesh: Mesh, *, seed: int, formats: Formats | None = None, offload: bool = False) -> Zero:
+def parallelize(
+    cfg: ModelConfig,
+    mesh: Mesh,
+    *,
+    seed: int,
+    formats: Formats | None = None,
+    offload: bool = False,
+    recompute: Recompute | None = None,
+) -> Zero:
     """Build this rank's part of the model, its weights drawn from (seed, name), and wrap it for training.
 
     What is cut over which ranks, `mesh.layout` says; `formats` (default: fp32) and `offload` are those of `Zero`. The whole
-    model exists on the meta device only, so no rank ever holds more than its part.
+    model exists on the meta device only, so no rank ever holds more than its part. The order: recompute first, so that it
+    lies inside of what gathers a block's weights.
     """
     with torch.device("meta"):
         model = Transformer(cfg)
+    apply(model, recompute or Recompute())
     layout = mesh.layout
     return Zero(
         model,

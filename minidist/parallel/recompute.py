@@ -34,9 +34,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,38 +44,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from minidist.core.device import is_gpu
-
-Mode = Literal["none", "full", "selective"]
-Select = Literal["attention", "blocks"]
-
-
-@dataclass(frozen=True)
-class Recompute:
-    """Which activations backward computes again instead of keeping them, and where the kept ones lie."""
-
-    mode: Mode = "none"
-    """none keeps every activation; full keeps each block's input and runs the block again in backward, about a third more
-    work; selective does so for the part that `select` names"""
-    select: Select = "attention"
-    """selective: attention (the softmax part of each block, without the projections) or blocks (one block in `every`)"""
-    every: int = 2
-    """selective blocks: the first of every so many blocks is recomputed; 1 would be full"""
-    offload: bool = False
-    """move what the blocks keep for backward to host memory; with mode = full that is each block's input"""
-
-    def __post_init__(self):
-        for key, allowed in (("mode", get_args(Mode)), ("select", get_args(Select))):
-            if getattr(self, key) not in allowed:
-                raise ValueError(f"recompute.{key} = {getattr(self, key)!r}: use one of {', '.join(allowed)}")
-        if self.every < 1:
-            raise ValueError(f"recompute.every = {self.every}: give at least 1, which recomputes every block")
-        if self.select != "attention" and self.mode != "selective":
-            raise ValueError(f"recompute.select acts with recompute.mode = selective only, not with {self.mode}: leave it out")
-        if self.every != 2 and (self.mode, self.select) != ("selective", "blocks"):
-            raise ValueError(
-                f"recompute.every = {self.every} acts with recompute.mode = selective and recompute.select = blocks only: "
-                f"set both, or leave it out"
-            )
+from minidist.parallel.config import Recompute
 
 
 def apply(model: nn.Module, settings: Recompute) -> None:

@@ -192,6 +192,8 @@ class Unit:
 
     def free(self) -> None:
         """Give the memory of the whole weights back. Each parameter is empty until it is gathered again."""
+        if not self.padded:
+            return
         self.weights.untyped_storage().resize_(0)
         for parameter in self.parameters.values():
             parameter.data = parameter.data.new_empty(0)

@@ -92,7 +92,7 @@ class Zero:
         self._waiting: dict[str, set[str]] = {}  # unit -> parameters whose gradient is still to come
         self._turn = 0  # units of `trainable` whose reduction this backward has launched
         self._buffers: dict[str, Tensor] = {}  # from stage 2 on: unit -> where this backward's gradients collect
-        self._flying: list[tuple[Unit, Tensor, Work]] = []
+        self._flying: list[tuple[Unit, Tensor, Work, bool]] = []  # with whether this is its last of the step
         self._summing: list[tuple[Unit, Tensor, Work]] = []  # over the replicas
         self._publishing: list[Work] = []
         for unit in self.trainable:
@@ -249,7 +249,7 @@ class Zero:
             work = comm.all_reduce(carrier, self.group, tag="grad", async_op=True)
         else:
             work = comm.reduce_scatter(carrier, self.group, out=carrier[a:b], tag="grad", async_op=True)
-        self._flying.append((unit, carrier, work))
+        self._flying.append((unit, carrier, work, self._last))
         self._turn += 1
 
     def _carrier(self, unit: Unit) -> Tensor:
@@ -265,15 +265,15 @@ class Zero:
         return carrier
 
     def _land(self) -> None:
-        """Wait for the oldest reduction and keep its result; after the last one of the step, sum it over the replicas."""
-        unit, carrier, work = self._flying.pop(0)
+        """Wait for the oldest reduction and keep its result. After its last of a step, a unit is summed over replicas."""
+        unit, carrier, work, last = self._flying.pop(0)
         work.wait()
         part = carrier[unit.own[0] : unit.own[1]]
         if self.stage >= 2:
             unit.total.add_(part)
         elif carrier is not unit.grads:
             unit.total.copy_(part)
-        if self.replicas and self._last:
+        if self.replicas and last:
             carrier = unit.total.to(self.formats.reduce)
             self._summing.append((unit, carrier, comm.all_reduce(carrier, self.replicas, tag="grad", async_op=True)))
 

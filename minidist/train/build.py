@@ -62,9 +62,21 @@ def build(mesh: Mesh, config: Config) -> Job:
 
 
 def runtime(mesh: Mesh, config: Config) -> Zero:
-    """This rank's part of the model that `config` describes, ready to be trained by a `Step`."""
+    """This rank's part of the model that `config` describes, ready to be trained by a `Step`.
+
+    ValueError where the mesh was made for another layout: the run would silently be another one.
+    """
+    if mesh.layout != config.layout:
+        raise ValueError(f"the mesh is of {mesh.layout}, the configuration says {config.layout}: pass layout=config.layout")
     formats = precision.formats(config.precision)
-    return parallelize(config.model, mesh, seed=config.run.seed, formats=formats, offload=config.optim.offload)
+    return parallelize(
+        config.model,
+        mesh,
+        seed=config.run.seed,
+        formats=formats,
+        offload=config.optim.offload,
+        recompute=config.recompute,
+    )
 
 
 def claim_folder(mesh: Mesh, config: Config) -> Config:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from minidist.core.layout import AXES, Layout
 from minidist.model.config import ModelConfig
+from minidist.parallel.config import Recompute
 from minidist.train import settings
 
 
@@ -154,6 +155,7 @@ class Config:
     train: Train
     optim: Optim
     precision: Precision
+    recompute: Recompute
     metrics: Metrics
 
 

@@ -180,6 +180,7 @@ def _head(job: Job, peak: float | None) -> list[str]:
         f"text: {len(text):,} training tokens, sha256 {text.header['sha256'][:12]}; {config.train.steps} steps of "
         f"{config.train.global_batch} x {config.train.seq_len} tokens",
         _state(job),
+        f"recompute: {config.recompute}",
     ]
     if peak is None:
         lines.append(f"no MFU: unknown device peak ({name}, {config.precision.dtype}); state it as metrics.peak_tflops")

@@ -1,7 +1,8 @@
-"""Stage 0 on small models made for one fault each: C01, C02, C08, frozen, tied, tiny and unused parameters, overlap, bytes."""
+"""Stages 0-3 on small models made for one fault each: C01-C03, C08, C22, frozen, tied and unused parameters, refusals."""
 
 import pytest
 import torch
+from parity.harness import whole
 from torch import nn
 
 from minidist import ranks
@@ -10,55 +11,76 @@ from minidist.core.mesh import Mesh
 from minidist.parallel.units import units_of
 from minidist.parallel.zero import Zero
 
+STAGES = [0, 1, 2, 3]
+
+
+def make(mesh, model, stage, **options):
+    """The runtime over all ranks; at stage 3 weights travel on a connection of their own."""
+    return Zero(model, mesh.world, stage=stage, gathers=mesh.twin("world") if stage == 3 else None, **options)
+
 
 def backward(zero, losses):
-    """A step over micro-batches given as functions of nothing that return a loss; the gradients by name."""
+    """A step over micro-batches given as functions of nothing that return a loss; what this rank holds of the gradients."""
     zero.start_step()
     for i, loss in enumerate(losses):
         zero.before_backward(last=i == len(losses) - 1)
         loss().backward()
+        zero.after_backward()
     zero.finish()
-    return {name: p.grad.clone() for name, p in zero.model.named_parameters()}
+    return [(record, local.clone()) for record, local in zero.gradients()]
+
+
+def joined(results):
+    """Whole tensors by name from what each rank holds."""
+    return whole([(held,) for held in results], 0)
 
 
 # C01: sums of sums, never means of means
 
 
-def ragged(mesh, pieces):
+def ragged(mesh, stage, pieces):
     """A loss of 8 on one token and of 1 on seven others, cut into `pieces` of token losses, one or several a rank."""
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.ones_(model.weight)
-    zero = Zero(model, mesh.group("dp_cp"))
+    zero = make(mesh, model, stage)
     mine = pieces[mesh.rank :: mesh.world_size]
     tokens = sum(len(piece) for piece in pieces)
     losses = [lambda p=p: model(torch.tensor(p, dtype=torch.float64)[:, None]).sum() / tokens for p in mine]
-    return backward(zero, losses)["weight"].item()
+    return backward(zero, losses)
 
 
 @pytest.mark.parametrize("cut", [[[8.0], [1.0] * 7], [[8.0, 1.0], [1.0] * 6], [[8.0] + [1.0] * 3, [1.0] * 4]])
 @pytest.mark.parametrize("n", [1, 2])
-def test_unequal_pieces_weigh_by_their_tokens(cut, n):
-    assert ranks.run(ragged, n, cut) == pytest.approx([15 / 8] * n, abs=1e-10)  # a mean of means gives 4.5 for the first cut
+@pytest.mark.parametrize("stage", STAGES)
+def test_unequal_pieces_weigh_by_their_tokens(stage, cut, n):
+    found = joined(ranks.run(ragged, n, stage, cut))["weight"].item()
+    assert found == pytest.approx(15 / 8, abs=1e-10)  # a mean of means gives 4.5 for the first cut
 
 
-# C02: one reduction a unit and step, whatever the accumulation
+# C02 and C03: when gradients are reduced, and that all micro-batches are in the sum
 
 
-def accumulated(mesh, micro):
+def accumulated(mesh, stage, micro):
+    """Three steps of micro-batches with inputs 1, 2, ... on rank 0, and ten times that on rank 1."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    zero = Zero(model, mesh.group("dp_cp"))
+    zero, found = make(mesh, model, stage), []
     mesh.tape.clear()
-    found = [
-        backward(zero, [lambda: model(torch.tensor([[mesh.rank + 1.0]])).sum()] * micro)["weight"].item() for _ in range(3)
-    ]
+    for _ in range(3):
+        inputs = [torch.tensor([[10.0**mesh.rank * (i + 1)]]) for i in range(micro)]
+        found.append(backward(zero, [lambda x=x: model(x).sum() for x in inputs]))
     return found, mesh.tape.calls(tag="grad")
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
-def test_one_reduction_a_step_after_the_last_micro_batch(micro):
-    """Inputs 1 and 2: the sum over ranks and micro-batches is 3 x micro, in every window."""
-    assert ranks.run(accumulated, 2, micro) == [([3.0 * micro] * 3, 3)] * 2
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_micro_batch_is_in_the_sum_in_every_step(stage, micro):
+    """C03: 1 + 2 + 3 + 4 = 10 and not 4 or 1, in all three windows; C02: reduced once a step, or once a backward."""
+    results = ranks.run(accumulated, 2, stage, micro)
+    for window in range(3):
+        total = joined([found[window] for found, _ in results])["weight"].item()
+        assert total == 11 * micro * (micro + 1) / 2
+    assert [calls for _, calls in results] == [3 if stage < 2 else 3 * micro] * 2
 
 
 # C08: branches that some ranks take
@@ -80,10 +102,10 @@ class Branches(nn.Module):
         return x.sum()
 
 
-def branching(mesh, plan):
+def branching(mesh, stage, plan):
     torch.manual_seed(0)
     model = Branches()
-    zero = Zero(model, mesh.group("dp_cp"))
+    zero = make(mesh, model, stage)
     inputs = [torch.full((2, 3), rank + 1.0, dtype=torch.float64) for rank in range(len(plan))]
     mine = range(mesh.rank, len(plan), mesh.world_size)
     return backward(zero, [lambda r=r: model(inputs[r], *plan[r]) for r in mine])
@@ -99,11 +121,11 @@ def branching(mesh, plan):
         [(0, 1), (0, 3)],  # once against three times
     ],
 )
-def test_branches_taken_by_some_ranks(plan):
-    one = ranks.run(branching, 1, plan)[0]
-    for found in ranks.run(branching, 2, plan):
-        for name in one:
-            torch.testing.assert_close(found[name], one[name], rtol=0, atol=1e-12)
+@pytest.mark.parametrize("stage", STAGES)
+def test_branches_taken_by_some_ranks(stage, plan):
+    one, found = joined(ranks.run(branching, 1, 0, plan)), joined(ranks.run(branching, 2, stage, plan))
+    for name in one:
+        torch.testing.assert_close(found[name], one[name], rtol=0, atol=1e-12)
 
 
 # Parameters of every awkward kind
@@ -127,35 +149,47 @@ class Awkward(nn.Module):
         return self.head(self.inner(self.embedding(ids)) * self.scale + self.empty.sum()).square().sum()
 
 
-def awkward(mesh, n):
+def awkward(mesh, stage, n):
+    """Three steps of plain descent; the weights of this rank."""
     torch.manual_seed(mesh.rank)  # replicas that start apart are brought together
     model = Awkward().double()
-    zero = Zero(model, mesh.group("dp_cp"))
-    frozen = model.inner.weight.clone()
+    zero = make(mesh, model, stage)
     mine = list(range(n))[mesh.rank :: mesh.world_size]
-    zero.start_step()
-    for i, sample in enumerate(mine):
-        zero.before_backward(last=i == len(mine) - 1)
-        model(torch.tensor([sample, sample + 1])).backward()
-    zero.finish()
-    assert model.head.weight is model.embedding.weight and model.inner.weight.grad is None
-    assert torch.equal(frozen, model.inner.weight)
-    return {name: (p.detach().clone(), p.grad) for name, p in model.named_parameters()}, [unit.name for unit in zero.units]
+    for _ in range(3):
+        backward(zero, [lambda s=s: model(torch.tensor([s % 4, s % 4 + 1])) for s in mine])
+        with torch.no_grad():
+            for unit in zero.trainable:
+                unit.master.sub_(unit.total, alpha=0.01)
+                zero.publish(unit)
+            zero.settle()
+    with zero.gathered():
+        assert model.head.weight is model.embedding.weight and model.inner.weight.grad is None
+        seen = {name: p.detach().clone() for name, p in model.named_parameters()}
+    held = [(record, local.clone()) for record, local in zero.weights()]
+    return held, seen, [unit.name for unit in zero.units]
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_tied_frozen_scalar_empty_and_unused_parameters(n):
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("stage", STAGES)
+def test_tied_frozen_scalar_empty_and_unused_parameters(stage, n):
+    """C22: smaller than the world, or nothing at all, and still like one process."""
     torch.manual_seed(0)
     model = Awkward().double()
-    sum(model(torch.tensor([sample, sample + 1])) for sample in range(n)).backward()
-    for found, units in ranks.run(awkward, n, n):
+    for _ in range(3):
+        model.zero_grad()
+        sum(model(torch.tensor([sample % 4, sample % 4 + 1])) for sample in range(n)).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.01)
+    results = ranks.run(awkward, n, stage, n)
+    held = joined([held for held, _, _ in results])
+    for _, seen, units in results:
         assert "tied embedding.weight" in units and "inner (frozen)" in units
         for name, p in model.named_parameters():
-            weight, grad = found[name]
-            assert torch.equal(weight, p.detach()), name
-            if p.requires_grad:
-                expected = p.grad if p.grad is not None else torch.zeros_like(p)
-                torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
+            assert seen[name].shape == p.shape
+            torch.testing.assert_close(seen[name], p.detach(), rtol=1e-12, atol=1e-12)
+            assert torch.equal(seen[name], held[name])
 
 
 def test_units_of_a_transformer():
@@ -169,44 +203,12 @@ def test_units_of_a_transformer():
     assert list(tied) == ["tied embedding.weight", "blocks.0", "blocks.1", "head"] and tied["head"] == ["norm.weight"]
 
 
-# Overlap and bytes
-
-
-def deep(mesh):
-    """Eight layers of 40 x 40: which gradient was there when each reduction was launched?"""
-    model = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(40, 40, bias=False) for _ in range(8))})
-    zero = Zero(model, mesh.group("dp_cp"))
-    seen = []
-    for i, layer in enumerate(model["blocks"]):
-        layer.weight.register_post_accumulate_grad_hook(lambda _, i=i: seen.append((i, mesh.tape.calls(tag="grad"))))
-    mesh.tape.clear()
-    zero.start_step()
-    zero.before_backward(last=True)
-    x = torch.ones(1, 40)
-    for layer in model["blocks"]:
-        x = layer(x)
-    x.sum().backward()
-    before_finish = mesh.tape.calls(tag="grad")
-    zero.finish()
-    return seen, before_finish, mesh.tape
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_reductions_start_while_backward_runs_and_send_what_the_ring_sends(n):
-    for seen, before_finish, tape in ranks.run(deep, n):
-        assert [i for i, _ in seen] == list(range(7, -1, -1))
-        assert [calls for _, calls in seen] == list(range(1, 9)), "a layer's reduction starts when its gradient is there"
-        assert before_finish == 8
-        padded = -(-1600 // n) * n  # elements of a layer, up to a multiple of n
-        assert tape.sent(tag="grad") == 8 * 2 * (n - 1) * padded * 4 // n
-
-
 # Refusals
 
 
-def two_backwards(mesh):
+def two_backwards(mesh, stage):
     model = nn.Linear(2, 2)
-    zero = Zero(model, mesh.group("dp_cp"))
+    zero = make(mesh, model, stage)
     zero.start_step()
     zero.before_backward(last=True)
     model(torch.ones(1, 2)).sum().backward()
@@ -215,8 +217,20 @@ def two_backwards(mesh):
     zero.finish()
 
 
-def test_a_gradient_that_comes_after_its_reduction_is_an_error_not_a_wrong_number():
-    ranks.run(two_backwards, 2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_comes_after_its_reduction_is_an_error_not_a_wrong_number(stage):
+    ranks.run(two_backwards, 2, stage)
+
+
+def part_of_a_model(mesh):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    make(mesh, model, 3)
+    with pytest.raises(RuntimeError, match=r"0 was called outside a forward of the whole model.*zero.gathered\(\)"):
+        model[0](torch.ones(1, 2))
+
+
+def test_at_stage_3_a_part_of_the_model_cannot_run_alone():
+    ranks.run(part_of_a_model, 2)
 
 
 def test_refusals():
@@ -227,6 +241,8 @@ def test_refusals():
         model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="pass fill="):
         Zero(model, mesh.world)
+    with pytest.raises(ValueError, match="stage = 4: ZeRO has stages 0, 1, 2 and 3"):
+        Zero(nn.Linear(2, 2), mesh.world, stage=4)
     zero = Zero(nn.Linear(2, 2), mesh.world)
     zero.model.zero_grad()
     zero.before_backward(last=True)

@@ -21,6 +21,7 @@ from minidist.data.windows import Windows
 from minidist.model.config import ModelConfig
 from minidist.model.loss import IGNORE, loss_sum
 from minidist.model.transformer import Transformer, initialise
+from minidist.parallel.config import Recompute
 from minidist.train.config import Config, Data, Metrics, Optim, Precision, Run, Train
 
 MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=4, ffn=96, vocab=48, dropout=0.1)
@@ -53,6 +54,7 @@ def config(global_batch: int = 24, micro_batch: int = 24, layout: Layout | None 
         train=Train(steps=STEPS, global_batch=global_batch, micro_batch=micro_batch, seq_len=SEQ_LEN),
         optim=Optim(name="sgd", lr=LR, warmup=0, min_lr_ratio=1.0, weight_decay=0.01, clip=0.0),
         precision=Precision(dtype="float64"),
+        recompute=Recompute(),
         metrics=Metrics(),
     )
 
@@ -132,7 +134,7 @@ def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def compare(cfg: Config, reference, bound: float = 1e-10) -> None:
     """Train `cfg` on the ranks of its layout and hold it against `reference(cfg)`, one process's run."""
     tokens, expected = reference(cfg)
-    results = ranks.run(on_ranks, cfg.layout.world_size, cfg, str(tokens.path))
+    results = ranks.run(on_ranks, cfg.layout.world_size, cfg, str(tokens.path), layout=cfg.layout)
     for losses, _, _ in results:
         assert losses == pytest.approx(expected.losses, rel=bound)
     assert worst(whole(results, 1), expected.grads) < bound

@@ -6,7 +6,9 @@ import pytest
 from parity.harness import MODEL, compare, config
 
 from minidist.core.layout import Layout
+from minidist.parallel.config import Recompute
 
+RECOMPUTE = [Recompute("full"), Recompute("selective"), Recompute("selective", "blocks", 3), Recompute("full", offload=True)]
 TIED = replace(MODEL, tied=True)
 
 
@@ -36,12 +38,23 @@ def test_masters_on_the_host(reference):
     compare(replace(cfg, optim=replace(cfg.optim, offload=True)), reference)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("recompute", RECOMPUTE, ids=str)
+def test_recompute(recompute, zero, reference):
+    compare(replace(config(24, 4, Layout(dp=2, zero=zero)), recompute=recompute), reference)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("zero", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 3, "reshard": False}], ids=str)
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
-def test_matrix(n, accumulation, zero, model, reference):
-    compare(config(24, -(-24 // n // accumulation), Layout(dp=n, **zero), model), reference)
+@pytest.mark.parametrize("recompute", [Recompute(), *RECOMPUTE], ids=str)
+def test_matrix(n, accumulation, zero, model, recompute, reference):
+    def at(layout):
+        micro_batch = -(-24 // n // accumulation)
+        return replace(config(24, micro_batch, layout, model), recompute=recompute)
+
+    compare(at(Layout(dp=n, **zero)), reference)
     if n > 2 and n % 2 == 0 and zero["zero"]:
-        compare(config(24, -(-24 // n // accumulation), Layout(dp=n, shard=2, **zero), model), reference)
+        compare(at(Layout(dp=n, shard=2, **zero)), reference)

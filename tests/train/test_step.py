@@ -42,7 +42,7 @@ def make(mesh, cfg):
 
 def held(step):
     """Copies of everything that forward reads and that the optimizer updates."""
-    return [tensor.clone() for unit in step.zero.units for tensor in (unit.weights, unit.master)]
+    return [tensor.clone() for unit in step.zero.units for tensor in (unit.shard, unit.master)]
 
 
 def moments(step):
@@ -73,7 +73,7 @@ def poisoned(mesh, cfg, path, value):
 @pytest.mark.parametrize(("value", "zero"), [("inf", 0), ("nan", 0), ("inf", 1), ("nan", 2), ("inf", 3)])
 def test_one_non_finite_gradient_on_one_rank_stops_the_update_on_all(value, zero, tokens):
     cfg = replace(config(8, 8, Layout(dp=2, zero=zero)), optim=Optim(lr=1e-3, warmup=10), precision=Precision("float32"))
-    for results in ranks.run(poisoned, 2, cfg, str(tokens.path), float(value)):
+    for results in ranks.run(poisoned, 2, cfg, str(tokens.path), float(value), layout=cfg.layout):
         assert [skipped for skipped, *_ in results] == [False, True, False]
         assert [same for _, same, _, _, _ in results] == [False, True, False]
         assert results[1][2], "the moments changed"
@@ -101,7 +101,7 @@ def test_clipping_by_the_norm_of_the_whole_gradient(layout, tokens):
 
     def run(limit):
         """The logged norm, the same on all ranks, and that of the gradient that was applied."""
-        results = ranks.run(norms, n, clipped(limit), str(tokens.path))
+        results = ranks.run(norms, n, clipped(limit), str(tokens.path), layout=layout)
         logged = {norm for norm, _ in results}
         assert len(logged) == 1
         return logged.pop(), torch.cat([g.flatten() for g in whole(results, 1).values()]).norm().item()
@@ -162,8 +162,9 @@ def test_twenty_adamw_steps_in_fp32_are_torchs(tokens):
             group["lr"] = lr_at(number, base)
         adamw.step()
         expected.append(loss.item())
-    for n in (1, 2, 4):
-        for losses in ranks.run(adamw_losses, n, replace(base, layout=Layout(dp=n)), str(tokens.path), steps):
+    for layout in (Layout(), Layout(dp=4), *(Layout(dp=2, zero=stage) for stage in range(4)), Layout(dp=4, zero=2, shard=2)):
+        cfg = replace(base, layout=layout)
+        for losses in ranks.run(adamw_losses, layout.world_size, cfg, str(tokens.path), steps, layout=layout):
             assert losses == pytest.approx(expected, rel=1e-4)
 
 
