@@ -158,6 +158,10 @@ class Zero:
         """After `finish`: the summed gradients that this rank keeps, (record, flat tensor), the buffers' own memory."""
         return [piece for unit in self.units if not unit.frozen for piece in self._records(unit, unit.total)]
 
+    def travelling(self) -> list[Tensor]:
+        """Gradients that are neither in autograd's hands nor summed yet: collecting, or on their way."""
+        return [*self._buffers.values(), *(flight[1] for flight in (*self._flying, *self._summing))]
+
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The model with all its weights whole, to look at. Collective at stage 3, where they are freed again at the end."""
