@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -29,6 +30,21 @@ def held(step: Step) -> dict[str, int]:
     }
     seen: set[int] = set()
     return {kind: sum(_new_bytes(tensor, seen) for tensor in tensors) for kind, tensors in kinds.items()}
+
+
+@contextmanager
+def activations(step: Step) -> Iterator[Callable[[], int]]:
+    """Watch a forward within the context; a function that says how many bytes it has kept for backward, beside the state."""
+    state = {unit.weights.untyped_storage()._cdata for unit in step.zero.units}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in state:
+            kept[tensor.untyped_storage()._cdata] = tensor.detach()  # held, so that no other storage takes its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield lambda: sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def padding(step: Step) -> int:
