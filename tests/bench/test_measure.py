@@ -1,13 +1,14 @@
 """Bytes held, as counted by storage; steps in turns; and what the ratios make of them."""
 
 import threading
+import time
 
 import pytest
 import torch
 
 from minidist import ranks
 from minidist.bench import report
-from minidist.bench.measure import Held, Series, held_in_a_step, interleave
+from minidist.bench.measure import COUNTED, Held, Series, held_in_a_step, interleave
 
 KB = 1024
 FLOATS = KB // 4  # fp32 elements of a kilobyte
@@ -36,6 +37,8 @@ def test_a_freed_storage_counts_no_more_and_stays_in_the_peak():
         assert held.now == 4 * KB
         del x
         assert held.now == 2 * KB
+        y.add_(1)
+        assert held.peak == 4 * KB
         del y
         assert (held.now, held.peak) == (0, 4 * KB)
 
@@ -109,30 +112,33 @@ def held_by_fsdp(mesh):
     fully_shard(model, mesh=init_device_mesh("cpu", (mesh.world.size,)))
     x = torch.ones(1, FLOATS)
     with Held() as held:
-        model(x)  # keeps no gradient for a root's forward: the weights stay for backward
+        model(x)  # the root keeps its weights for backward
         gathered = held.now
         model.reshard()
-        (freed, _) = held.now, model.weight.sum()
+        freed, deadline = held.now, time.monotonic() + 20
+        while freed > 10 * KB and time.monotonic() < deadline:  # gloo's thread still holds what it gathered
+            time.sleep(0.01)
+            freed = held.now
         local = model.weight.to_local().untyped_storage().nbytes()
     return gathered, freed, local
 
 
 def test_a_dtensor_counts_as_its_local_shard_and_gathered_weights_until_they_are_freed():
     for gathered, freed, local in ranks.run(held_by_fsdp, 2):
-        assert gathered - freed == 16 * KB
-        assert local == 8 * KB and 8 * KB <= freed <= 8 * KB + 2 * KB  # the shard, and the input
+        assert gathered >= 16 * KB + freed
+        assert (local, freed) == (8 * KB, 9 * KB)  # the shard and the input
 
 
-def test_peak_of_a_step_is_counted_in_its_second_step():
-    seen = []
+def test_peak_of_a_step_is_that_of_the_leanest_after_the_first():
+    seen, sizes = [], {5: 2, 6: 8, 7: 4, 8: 6}  # the first does not count: it has still to find what there is
 
     def side(number):
         seen.append(number)
-        x = torch.ones((8 if number == 5 else 4) * FLOATS)  # the first step is the larger one, and is not counted
+        x = torch.ones(sizes[number] * FLOATS)
         return float(x[0])
 
-    assert held_in_a_step(side, 5) == (4 * KB, [1.0, 1.0])
-    assert seen == [5, 6]
+    assert held_in_a_step(side, 5) == (4 * KB, [1.0, 1.0, 1.0, 1.0])
+    assert seen == [5, 6, 7, 8]
 
 
 def test_steps_are_taken_in_turns_whose_order_alternates():
@@ -149,10 +155,10 @@ def test_steps_are_taken_in_turns_whose_order_alternates():
     series = interleave([side("a"), side("b")], pairs=2, warmups=2, meet=meet, say=said.append)
     order = [step for step in steps if step != "meet"]
     timed = [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2), ("b", 3), ("a", 3)]
-    assert order == [*timed, ("a", 4), ("a", 5), ("b", 4), ("b", 5)]
+    assert order == [*timed, *((name, number) for name in "ab" for number in range(4, 4 + COUNTED))]
     assert steps[:16] == [item for step in timed for item in ("meet", step)]  # all ranks together before every one of them
     assert [len(seconds) for seconds in series.seconds] == [2, 2]
-    assert series.losses == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0],) * 2
+    assert series.losses == ([float(number) for number in range(4 + COUNTED)],) * 2
     assert len(series.peaks) == 2 and len(said) == 5
 
 
