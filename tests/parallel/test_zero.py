@@ -8,7 +8,7 @@ from torch import nn
 from minidist import ranks
 from minidist.core.layout import Layout
 from minidist.core.mesh import Mesh
-from minidist.parallel.units import units_of
+from minidist.parallel.units import Formats, units_of
 from minidist.parallel.zero import Zero
 
 STAGES = [0, 1, 2, 3]
@@ -201,6 +201,87 @@ def test_units_of_a_transformer():
     assert units_of(Transformer(ModelConfig(**cfg)))["head"] == ["norm.weight", "head.weight"]
     tied = units_of(Transformer(ModelConfig(**cfg, tied=True)))
     assert list(tied) == ["tied embedding.weight", "blocks.0", "blocks.1", "head"] and tied["head"] == ["norm.weight"]
+
+
+# What a step may leave out, and what memory holds before it is written
+
+
+def parts(mesh, stage, said):
+    """Two backwards that reach the weight of a unit and not its bias; what is said ahead of each, None for nothing."""
+    model = nn.Linear(1, 1)
+    zero = make(mesh, model, stage)
+    for _ in range(2):
+        zero.start_step()
+        for x, last in zip((2.0, 3.0), said, strict=True):
+            if last is not None:
+                zero.before_backward(last=last)
+            with zero.gathered():
+                (torch.tensor([[x + mesh.rank]]) @ model.weight.t()).sum().backward()
+        zero.finish()
+    return zero.gradients()
+
+
+@pytest.mark.parametrize("said", [(True, None), (False, True), (False, False), (False, None)], ids=str)
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_is_in_the_sum_however_backwards_are_announced(stage, said):
+    """One announced backward in two parts, or two without a last one: as long as nothing was reduced too early."""
+    results = ranks.run(parts, 2, stage, said)
+    found = whole([(held,) for held in results], 0)
+    assert found["weight"].item() == 2 + 3 + 3 + 4 and found["bias"].item() == 0
+
+
+def unwritten(mesh, stage, plan):
+    """`branching` where memory that nobody has written holds NaN; and the padding of the sums."""
+    from torch.utils import deterministic
+
+    deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.manual_seed(0)
+        model = Branches()
+        zero = make(mesh, model, stage)
+        x = torch.full((2, 3), mesh.rank + 1.0, dtype=torch.float64)
+        held = [backward(zero, [lambda: model(x, *plan[mesh.rank])] * 2) for _ in range(2)][-1]
+        padding = [unit.total[max(0, unit.numel - unit.own[0]) :].tolist() for unit in zero.trainable]
+        return held, [x for one in padding for x in one]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("plan", [[(1, 0)] * 5, [(1, 0), (0, 1), (0, 0), (0, 0), (0, 0)]], ids=["same", "different"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_nothing_is_summed_that_was_not_written(stage, plan):
+    """12 elements a unit over 5 ranks: 3 of padding. What no gradient came for is zero, and so is the padding."""
+    results = ranks.run(unwritten, 5, stage, plan)
+    found, want = joined([held for held, _ in results]), joined(ranks.run(branching, 1, 0, plan))
+    for name in want:
+        torch.testing.assert_close(found[name], 2 * want[name], rtol=1e-14, atol=1e-12)
+    assert [x for _, padding in results for x in padding] == [0.0] * (9 * (5 if stage == 0 else 1))
+
+
+# Hybrid sharding: copies of the state
+
+
+def copies(mesh, stage, formats):
+    """The weights that copies start with, and a gradient of 256 in one copy and of 1 in the other."""
+    torch.manual_seed(mesh.rank)
+    model = nn.Linear(1, 1, bias=False)
+    gathers = mesh.twin("shard") if stage == 3 else None
+    zero = Zero(model, mesh.group("shard"), stage=stage, replicas=mesh.group("replicate"), gathers=gathers, formats=formats)
+    with zero.gathered():
+        start = model.weight.item()
+    held = backward(zero, [lambda: model(torch.full((1, 1), (256.0, 0.0, 1.0, 0.0)[mesh.rank])).sum()])
+    return held, start
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_copies_of_the_state_stay_equal(stage):
+    torch.manual_seed(0)
+    start = nn.Linear(1, 1, bias=False).weight.item()
+    for reduce, total in ((torch.float32, 257.0), (torch.bfloat16, 256.0)):  # bf16 has no 257
+        results = ranks.run(copies, 4, stage, Formats(reduce=reduce), layout=Layout(dp=4, shard=2))
+        assert [found for _, found in results] == [start] * 4
+        assert joined([held for held, _ in results])["weight"].item() == total
 
 
 # Refusals

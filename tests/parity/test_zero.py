@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from parity.harness import MODEL, compare, config
+from parity import harness
+from parity.harness import MODEL, compare, config, on_ranks
 
 from minidist.core.layout import Layout
+from minidist.core.links import Delay, Link
 from minidist.parallel.config import Recompute
 
 RECOMPUTE = [Recompute("full"), Recompute("selective"), Recompute("selective", "blocks", 3), Recompute("full", offload=True)]
@@ -42,6 +44,21 @@ def test_masters_on_the_host(reference):
 @pytest.mark.parametrize("recompute", RECOMPUTE, ids=str)
 def test_recompute(recompute, zero, reference):
     compare(replace(config(24, 4, Layout(dp=2, zero=zero)), recompute=recompute), reference)
+
+
+def on_late_ranks(mesh, cfg, path):
+    """Every rank's program, on links that take no time but bring nothing home before it is waited for."""
+    mesh.delay = Delay(Link())
+    return on_ranks(mesh, cfg, path)
+
+
+@pytest.mark.parametrize(
+    "layout", [*(Layout(dp=2, zero=z) for z in range(4)), *(Layout(dp=4, zero=z, shard=2) for z in (1, 2, 3))], ids=str
+)
+def test_what_is_not_waited_for_is_not_there(layout, reference, monkeypatch):
+    """No wait is missing: on links without delay, a result may be there in time by luck."""
+    monkeypatch.setattr(harness, "on_ranks", on_late_ranks)
+    compare(config(24, 4, layout), reference)
 
 
 @pytest.mark.matrix

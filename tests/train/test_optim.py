@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from minidist.parallel.units import Formats, Unit
 from minidist.train import optim
 from minidist.train.config import Optim
-from minidist.train.optim import Segment
+from minidist.train.optim import Segment, UnitOptimizer
 
 
 def segments(cuts, decay=True, seed=0):
@@ -67,3 +68,38 @@ def test_only_segments_of_matrices_decay(name):
 def test_a_rank_that_owns_nothing_can_still_step():
     for name in ("adamw", "sgd"):
         optim.build(Optim(name=name), []).step()
+
+
+@pytest.mark.parametrize("shards", [1, 3, 40])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_unit_is_updated_like_its_parameters_one_by_one(name, shards):
+    """However its buffer is cut: rate, factor, and decay of the two matrices of 6 and 8 elements, not of vector and scalar."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"norm": (3,), "up": (2, 3), "gain": (), "down": (4, 2)}
+    values, grads = ({n: torch.randn(s, dtype=torch.float64, generator=draw) for n, s in shapes.items()} for _ in range(2))
+    settings = Optim(name=name, weight_decay=0.3)
+
+    one = {n: torch.nn.Parameter(v.clone()) for n, v in values.items()}
+    plain = optim.build(settings, [Segment(p, p.dim() >= 2) for p in one.values()])
+    found = {n: torch.full((v.numel(),), torch.nan, dtype=v.dtype) for n, v in values.items()}
+    units = []
+    for place in range(shards):
+        own = {n: torch.nn.Parameter(v.clone()) for n, v in values.items()}
+        unit = Unit("unit", own, 1, place, shards, Formats(torch.float64).settled(), torch.device("cpu"))
+        unit.fill(lambda record: values[record.name].flatten()[record.range[0] : record.range[1]])
+        units.append((unit, UnitOptimizer(settings, unit)))
+    for step in (1, 2):
+        for n, p in one.items():
+            p.grad = grads[n] * step / 8
+        optim.set_lr(plain, 0.1 / step)
+        plain.step()
+        for unit, optimizer in units:
+            for n, a, b, part in unit.pieces(unit.total):
+                part.copy_(grads[n].flatten()[a:b] * step)
+            optimizer.step(0.1 / step, 1 / 8)
+    for unit, _ in units:
+        assert not unit.master[max(0, unit.numel - unit.own[0]) :].any(), "padding is zero and stays zero"
+        for n, a, b, part in unit.pieces(unit.master):
+            found[n][a:b] = part
+    for n, p in one.items():
+        torch.testing.assert_close(found[n].view(p.shape), p.detach(), rtol=1e-14, atol=0)

@@ -121,6 +121,12 @@ def test_the_scale_moves_in_float16_only_and_has_no_upper_end():
         scale.step(overflow)
         seen.append(scale.value / 2.0**30)
     assert seen == [1, 2, 1, 1, 0.5, 0.5, 1]
+    scale = LossScale(Precision("float16", loss_scale=1.0, scale_window=2))
+    seen = []
+    for _ in range(6):
+        scale.step(False)
+        seen.append(scale.value)
+    assert seen == [1, 2, 2, 4, 4, 8], "the count starts again when the scale has moved"
     scale = LossScale(Precision("bfloat16"))
     scale.step(True)
     assert scale.value == 1.0

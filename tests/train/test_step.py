@@ -176,3 +176,10 @@ def test_a_batch_without_a_valid_target_changes_nothing_but_the_decay():
     assert result.loss != result.loss and result.tokens == 0 and result.grad_norm == 0.0 and not result.skipped
     for old, unit in zip(before, step.zero.units, strict=True):
         torch.testing.assert_close(unit.weights, old, rtol=cfg.optim.lr * cfg.optim.weight_decay * 1.01, atol=0)
+
+
+def test_a_mesh_of_another_layout_is_refused():
+    """Else a run with layout.zero = 3 would silently be one with 0."""
+    for layout in (Layout(zero=3), Layout(dp=2)):
+        with pytest.raises(ValueError, match=r"the mesh is of .*the configuration says .*: pass layout=config.layout"):
+            runtime(Mesh(Layout()), config(layout=layout))
