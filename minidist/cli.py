@@ -154,6 +154,12 @@ def grade(args: argparse.Namespace) -> int:
     return GOOD if all(result.points == result.max for result in results) else FAILED
 
 
+def bench(args: argparse.Namespace) -> int:
+    """side by side with torch's own engines"""
+    args.group.print_help()
+    return USAGE
+
+
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "lab": lab,
     "restore": restore,
@@ -165,6 +171,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "generate": generate,
     "plot": plot,
     "grade": grade,
+    "bench": bench,
 }
 
 
@@ -278,6 +285,12 @@ def parser() -> Parser:
     one = _verb(verbs, "grade", grade)
     one.add_argument("path", metavar="PATH", help="a notebook, or a folder of notebooks")
     one.add_argument("--seed", type=int, help="repeat an attempt; default: fresh inputs")
+
+    from minidist.bench import verbs as benches
+
+    group = _verb(verbs, "bench", bench, as_json=False)
+    group.set_defaults(group=group)
+    benches.add(group, _verb)
     return top
 
 

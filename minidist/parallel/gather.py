@@ -5,13 +5,14 @@ the model defines them, backwards in backward. Entering a site frees what the wa
 the site that comes next, so the units of two sites are live at a time (and those that the root itself owns, all along).
 
 The walk takes every site, also one that this rank's forward skips: so the gathers, and their order, are the same on every rank
-whatever each of them ran. A module may be called again and again while the walk stands on it. One that is called after the walk
+whatever each of them ran. Reductions follow the walk, too: a unit's is launched when the walk has left its last site. With one
+order of all gathers and reductions, no rank can wait for a reduction while its peer waits for a gather. A module may be called again and again while the walk stands on it. One that is called after the walk
 has gone on is gathered once more, which then has to happen on all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +40,11 @@ class Gather:
         """units that the root module itself owns: live during the whole of a pass"""
         self.sites = list(sites.values())
         """per site, the units it uses"""
+        self.left: Callable[[], None] = lambda: None
+        """called in backward whenever the walk has left a site"""
+        self.in_order = True
+        """whether this rank's forwards have called the sites in the model's order, none again after the walk had gone on"""
+        self._first = {unit.name: k for k, site in reversed(list(enumerate(self.sites))) for unit in site}
         self._direction = OUTSIDE
         self._at = -1  # the site where the walk stands
         self._keeping = False  # whether what this pass gathers is kept for backward
@@ -75,6 +81,10 @@ class Gather:
         finally:
             self._release()
 
+    def has_left(self, unit: Unit) -> bool:
+        """Whether the backward walk has left all sites that use this unit, so that its gradient is complete."""
+        return self._direction == BACKWARD and self._at < self._first.get(unit.name, -1)
+
     # The walk
 
     def _begin(self, direction: int) -> None:
@@ -94,12 +104,15 @@ class Gather:
         while (k - self._at) * self._direction > 0:
             self._advance()
         if k != self._at:  # left behind already: once more from there
+            self.in_order = self.in_order and self._direction == BACKWARD
             self._at = k - self._direction
             self._advance()
 
     def _advance(self) -> None:
         """One site on: free what is behind, gather what comes next, and wait for what is here."""
         self._at += self._direction
+        if self._direction == BACKWARD:
+            self.left()
         here, ahead = self._used(self._at), self._used(self._at + self._direction)
         self._release(self.throughout, here, ahead, self._to_come())
         for unit in (*here, *ahead):
@@ -109,6 +122,9 @@ class Gather:
     def _walk_out(self) -> None:
         while self._direction and 0 <= self._at + self._direction < len(self.sites):
             self._advance()
+        if self._direction == BACKWARD:
+            self._at = -1
+            self.left()
         self._direction = OUTSIDE
 
     def _used(self, k: int) -> list[Unit]:

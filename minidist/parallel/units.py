@@ -173,6 +173,24 @@ class Unit:
                 found.append((name, low - a, high - a, held[low - first : high - first]))
         return found
 
+    # From stage 2 on, the sum exists from the first reduction of a step to the next step's beginning.
+
+    def clear_gradients(self) -> None:
+        """Zero. From stage 2 on, without memory until something is added."""
+        if self.stage < 2:
+            self.grads.zero_()
+        else:
+            self.grads.untyped_storage().resize_(0)
+
+    def add(self, part: Tensor) -> None:
+        """From stage 2 on: add this rank's part (b - a,) of a reduced gradient to the sum."""
+        storage = self.grads.untyped_storage()
+        if storage.nbytes():
+            self.grads.add_(part)
+        else:
+            storage.resize_(self.grads.numel() * self.grads.element_size())
+            self.grads.copy_(part)
+
     # Stage 3: the whole weights exist while they are used.
 
     @property

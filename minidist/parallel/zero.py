@@ -88,10 +88,11 @@ class Zero:
         self.trainable = [unit for unit in reversed(self.units) if not unit.frozen and unit.padded]
         """in the order of reduction"""
         self.gather = Gather(model, self.units, gathers or group, keep) if stage == 3 else None
+        if self.gather:
+            self.gather.left = self._launch_ready
         self._open = self._last = False
         self._waiting: dict[str, set[str]] = {}  # unit -> parameters whose gradient is still to come
         self._turn = 0  # units of `trainable` whose reduction this backward has launched
-        self._buffers: dict[str, Tensor] = {}  # from stage 2 on: unit -> where this backward's gradients collect
         self._flying: list[tuple[Unit, Tensor, Work, bool]] = []  # with whether this is its last of the step
         self._summing: list[tuple[Unit, Tensor, Work]] = []  # over the replicas
         self._publishing: list[Work] = []
@@ -103,7 +104,7 @@ class Zero:
         """Begin an optimizer step: gradients are zero, nothing is reduced."""
         self._last, self._turn = False, 0
         for unit in self.trainable:
-            unit.grads.zero_()
+            unit.clear_gradients()
 
     def before_backward(self, last: bool) -> None:
         """Announce the next backward, and whether it is the last of this step: at stages 0 and 1 only that one reduces."""
@@ -116,10 +117,10 @@ class Zero:
         if not self._open:
             return
         self._open = False
-        if self._reducing:
-            self._reduce_rest()
         if self.gather:
             self.gather.end_backward()
+        if self._reducing:
+            self._reduce_rest()
 
     def finish(self) -> None:
         """Wait until `unit.total` holds the sum over all ranks of what all backwards of the step have added."""
@@ -155,12 +156,16 @@ class Zero:
         return [piece for unit in self.units for piece in self._records(unit, unit.shard if unit.frozen else unit.master)]
 
     def gradients(self) -> list[tuple[Slice, Tensor]]:
-        """After `finish`: the summed gradients that this rank keeps, (record, flat tensor), the buffers' own memory."""
+        """The summed gradients that this rank keeps, (record, flat tensor), the buffers' own memory.
+
+        They are there after `finish`, and gone at the next `start_step`.
+        """
         return [piece for unit in self.units if not unit.frozen for piece in self._records(unit, unit.total)]
 
     def travelling(self) -> list[Tensor]:
-        """Gradients that are neither in autograd's hands nor summed yet: collecting, or on their way."""
-        return [*self._buffers.values(), *(flight[1] for flight in (*self._flying, *self._summing))]
+        """Gradients that are not summed yet: as autograd left them, or on their way."""
+        left = [p.grad for unit in self.trainable for p in unit.parameters.values() if p.grad is not None]
+        return [*left, *(flight[1] for flight in (*self._flying, *self._summing))]
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
@@ -220,24 +225,22 @@ class Zero:
             if parameter.numel() and parameter.grad.data_ptr() != unit.grads[a:].data_ptr():
                 raise RuntimeError(f"{name}.grad left its flat buffer: zero gradients by start_step(), not by zero_grad()")
             return
-        grad, parameter.grad = parameter.grad.flatten(), None
         if self.stage < 2:
-            unit.grads[a:b].add_(grad)
-        elif name in self._waiting.get(unit.name, ()):
-            self._buffer(unit)[a:b].copy_(grad)
-        else:
-            self._buffer(unit)[a:b].add_(grad)
-
-    def _buffer(self, unit: Unit) -> Tensor:
-        """(padded,) where one backward's gradients of a unit collect from stage 2 on. Not zeroed: `_carrier` does the rest."""
-        if unit.name not in self._buffers:
-            self._buffers[unit.name] = unit.grads.new_empty(unit.padded, dtype=self.formats.reduce)
-        return self._buffers[unit.name]
+            unit.grads[a:b].add_(parameter.grad.flatten())
+            parameter.grad = None
 
     def _launch_ready(self) -> None:
         """Reduce the units that are complete, in order, up to the first that is not."""
-        while self._turn < len(self.trainable) and not self._waiting[self.trainable[self._turn].name]:
-            self._reduce(self.trainable[self._turn])
+        for unit in self.trainable[self._turn :]:
+            if not self._complete(unit):
+                return
+            self._reduce(unit)
+
+    def _complete(self, unit: Unit) -> bool:
+        """Whether a unit's gradient will grow no more in this backward."""
+        if self.gather and self.gather.in_order:
+            return self.gather.has_left(unit)
+        return not self._waiting[unit.name]
 
     def _reduce_rest(self) -> None:
         """Reduce the units that are left, with what has come of their gradients."""
@@ -246,9 +249,9 @@ class Zero:
 
     def _reduce(self, unit: Unit) -> None:
         """Launch the reduction of one unit."""
-        carrier, (a, b) = self._carrier(unit), unit.own
         if self.stage >= 2 and self._flying:
-            self._land()  # one buffer travels while another fills: there are never more than two
+            self._land()  # one buffer travels at a time, while backward makes the gradients of the next unit
+        carrier, (a, b) = self._carrier(unit), unit.own
         if self.stage == 0:
             work = comm.all_reduce(carrier, self.group, tag="grad", async_op=True)
         else:
@@ -260,12 +263,15 @@ class Zero:
         """(padded,) in the reduce dtype: what the ranks sum."""
         if self.stage < 2:
             return unit.grads.to(self.formats.reduce)  # itself, where that is its dtype
-        carrier = self._buffer(unit)
-        del self._buffers[unit.name]
-        for name in self._waiting[unit.name]:
-            a, b = unit.ranges[name]
-            carrier[a:b].zero_()
+        carrier = unit.grads.new_empty(unit.padded, dtype=self.formats.reduce)
         carrier[unit.numel :].zero_()
+        for name, parameter in unit.parameters.items():
+            a, b = unit.ranges[name]
+            if parameter.grad is None:  # this rank took another branch
+                carrier[a:b].zero_()
+            else:
+                carrier[a:b].copy_(parameter.grad.flatten())
+                parameter.grad = None
         return carrier
 
     def _land(self) -> None:
@@ -274,7 +280,7 @@ class Zero:
         work.wait()
         part = carrier[unit.own[0] : unit.own[1]]
         if self.stage >= 2:
-            unit.total.add_(part)
+            unit.add(part)
         elif carrier is not unit.grads:
             unit.total.copy_(part)
         if self.replicas and last:

@@ -111,7 +111,8 @@ def deep(mesh, stage):
 def test_reductions_start_while_backward_runs(stage, n):
     for seen, reduced, *_ in ranks.run(deep, n, stage):
         assert [i for i, _ in seen] == list(range(7, -1, -1))
-        assert [calls for _, calls in seen] == list(range(1, 9)), "a layer's reduction starts when its gradient is there"
+        begun = range(1, 9) if stage < 3 else range(8)  # at stage 3 when the walk has gone on to the layer before it
+        assert [calls for _, calls in seen] == list(begun), "a layer's reduction starts when its gradient is there"
         assert reduced == 8
 
 

@@ -288,12 +288,12 @@ def test_copies_of_the_state_stay_equal(stage):
 
 
 def two_backwards(mesh, stage):
-    model = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     zero = make(mesh, model, stage)
     zero.start_step()
     zero.before_backward(last=True)
     model(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"gradient of (weight|bias) grew after (weight|bias) had been reduced"):
+    with pytest.raises(RuntimeError, match=r"gradient of \d\.(weight|bias) grew after \d had been reduced"):
         model(torch.ones(1, 2)).sum().backward()
     zero.finish()
 
