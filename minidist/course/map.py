@@ -42,6 +42,8 @@ LESSONS = (
     Lesson(20, "Capstone: 13B on 64 GPUs", True, (4, 11, 12, 14, 16, 17, 19), (6, 1)),
 )
 
+# Arrows that would run behind other boxes take the gap between two rows instead: corners on the way, as (column, row).
+DETOURS = {(1, 19): ((1.5, 1.5), (4.45, 1.5)), (5, 14): ((1.5, 2.5), (3.5, 2.5))}
 LOOKS = {"done": ("#009E73", ""), "started": ("#E69F00", "//"), "open": ("#FFFFFF", "")}
 MARKS = {"done": "●", "started": "◐", "open": "○"}
 
@@ -110,14 +112,20 @@ def implied(lesson: Lesson) -> set[int]:
     return set(lesson.needs).union(*(implied(LESSONS[need]) for need in lesson.needs))
 
 
-def _arrow(axes, tail: Lesson, head: Lesson) -> None:
+def path(tail: Lesson, head: Lesson) -> list[tuple[float, float]]:
     """From the edge of one box to the edge of another: sideways, or straight up or down within a column."""
     (x0, y0), (x1, y1) = tail.place, head.place
     if x0 == x1:
-        start, stop = (x0, y0 + (0.3 if y1 > y0 else -0.3)), (x1, y1 + (-0.3 if y1 > y0 else 0.3))
-    else:
-        start, stop = (x0 + 0.43, y0), (x1 - 0.43, y1)
-    look = {"arrowstyle": "-|>", "color": "#333333" if head.essential else "#888888", "shrinkA": 0, "shrinkB": 0}
+        return [(x0, y0 + (0.3 if y1 > y0 else -0.3)), (x1, y1 + (-0.3 if y1 > y0 else 0.3))]
+    return [(x0 + 0.43, y0), *DETOURS.get((tail.number, head.number), ()), (x1 - 0.43, y1)]
+
+
+def _arrow(axes, tail: Lesson, head: Lesson) -> None:
+    *way, start, stop = path(tail, head)
+    color = "#333333" if head.essential else "#888888"
+    if way:
+        axes.plot(*zip(*way, start, strict=True), color=color, linewidth=1, zorder=1)
+    look = {"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", stop, start, arrowprops=look, zorder=1)
 
 

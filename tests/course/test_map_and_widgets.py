@@ -2,6 +2,7 @@
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_arrows_leave_out_only_what_other_arrows_imply():
         drawn = course.direct(lesson)
         assert set(lesson.needs) <= {d.number for d in drawn}.union(*(course.implied(d) for d in drawn))
     assert len({lesson.place for lesson in LESSONS}) == len(LESSONS)
+
+
+def test_no_arrow_runs_behind_a_box_and_seems_to_come_from_there():
+    for head in LESSONS:
+        for tail in course.direct(head):
+            for (x0, y0), (x1, y1) in pairwise(course.path(tail, head)):
+                line = [(x0 + (x1 - x0) * t / 50, y0 + (y1 - y0) * t / 50) for t in range(51)]
+                for other in set(LESSONS) - {tail, head}:
+                    x, y = other.place
+                    assert not any(abs(u - x) < 0.43 and abs(v - y) < 0.3 for u, v in line), (tail, head, other)
 
 
 def test_lessons_that_are_here_are_told_from_those_that_are_not(monkeypatch, tmp_path):
