@@ -14,6 +14,7 @@ from types import EllipsisType
 from minidist.course import progress, session
 
 MOST_DELAY_S = 1.0  # a machine so noisy that a longer delay would be needed cannot tell anything by the clock
+MOST_LISTED = 48  # characters of choices that fit into a line beside the rest
 KEY = re.compile(r"\d\d[ab]?\.[a-z][a-z0-9_-]*")
 
 
@@ -40,7 +41,7 @@ def predict(
     session.current.asked.add(key)
     if isinstance(guess, EllipsisType):
         number = f"a number of {unit}" if unit else "a number"
-        ask = f"one of {list(choices)}" if choices else f"an order of {list(order)}" if order else number
+        ask = f"one of {_listed(choices)}" if choices else f"an order of {_listed(order)}" if order else number
         print(f"{key}: no guess yet. Replace the ... by {ask}.")
         return
     problem = _unreadable(guess, choices, order)
@@ -69,7 +70,8 @@ def claim(key: str, measured: object, expected: object, *, rel: float = 0.0, abs
         return
     holds = agrees(measured, expected, rel, abs)
     session.current.revealed.add(key)
-    text = f"measured {_shown(measured, unit)}, the text says {_shown(expected, unit)}"
+    got, said = _shown(measured, unit), _shown(expected, unit)
+    text = f"measured {got}, as the text says" if holds and got == said else f"measured {got}, the text says {said}"
     mark = "✓" if holds else "✗"
     print(f"{mark} {key}: {text}{_verdict(key, measured, rel, unit)}")
     progress.record("claim", key, holds=holds)
@@ -179,6 +181,11 @@ def _unreadable(guess: object, choices: Sequence | None, order: Sequence | None)
     return None if number else f"{guess!r} is not a number: write one without its unit."
 
 
+def _listed(options: Sequence) -> str:
+    """The options, or where they are to be read: a line of output that is too long breaks in the middle of a word."""
+    return str(list(options)) if len(str(list(options))) <= MOST_LISTED else "the things listed in the cell"
+
+
 def _known(key: str) -> None:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise ValueError(f"{key!r} is not a key: write the lesson's number, a dot and a word, as in '07.bytes'")
@@ -188,7 +195,7 @@ def _shown(value: object, unit: str = "") -> str:
     if isinstance(value, list | tuple):
         value = f"[{', '.join(map(_shown, value))}]"
     if isinstance(value, float):
-        value = f"{value:.5g}"
+        value = int(value) if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1000:
         value = f"{value:,}"
     return f"{value} {unit}".strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from pathlib import Path
 
 
@@ -23,11 +24,11 @@ def source(thing: object) -> Source:
     """The live source of a function, class or module: what runs, not a copy of it."""
     import minidist
 
-    lines, first = inspect.getsourcelines(thing)
+    lines, first = inspect.getsourcelines(thing)  # of a method: indented
     path = Path(inspect.getsourcefile(thing)).resolve()
     root = Path(minidist.__file__).resolve().parent.parent
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-    return Source("".join(lines).rstrip(), f"{name}, line {max(first, 1)}")
+    return Source(textwrap.dedent("".join(lines)).rstrip(), f"{name}, line {max(first, 1)}")
 
 
 def gpu() -> int:

@@ -47,7 +47,7 @@ def test_the_first_guess_before_the_claim_counts_and_later_ones_are_marked(capsy
     claim("00.x", 4, 4, unit="B")
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "00.x: Noted: 3 B." and "later guess" in out[1]
-    assert out[2] == "✓ 00.x: measured 4 B, the text says 4 B. Your guess was 3 B: not this time."
+    assert out[2] == "✓ 00.x: measured 4 B, as the text says. Your guess was 3 B: not this time."
     assert [(e["event"], e.get("counts"), e.get("holds")) for e in journal(learner)] == [
         ("predict", True, None),
         ("predict", False, None),
