@@ -249,7 +249,8 @@ course.widget(
 if rank == 0:
     print("rank 0 here: all done, all good")
 if rank in (2, 3):
-    comm.recv(torch.zeros(1), world, src=5 - rank)
+    x = torch.zeros(1)
+    comm.recv(x, world, src=5 - rank)
 
 # %% [markdown] name="mismatch-text"
 # And one that real libraries may let pass with wrong numbers and no error: rank 3 brings a tensor of another shape to the sum.
@@ -304,17 +305,15 @@ small = "--model.layers=2 --model.width=48 --model.ffn=96 --train.seq_len=64".sp
 small += "--train.steps=6 --train.sample_tokens=0 --metrics.plot=false".split()
 losses = {}
 for n in (1, 4):
-    where = [
-        f"--data.source={folder}/text",
-        f"--run.dir={folder}",
-        f"--run.name=on-{n}",
-    ]
+    where = [f"--data.source={folder}/text", f"--run.dir={folder}"]
+    where += [f"--run.name=on-{n}"]
     ranks.run(loop.train, n, config.load("tiny", [*small, *where], ranks=n))
     rows = (folder / f"on-{n}" / "metrics.jsonl").read_text().splitlines()
     losses[n] = [json.loads(row)["loss"] for row in rows]
 for step, (one, four) in enumerate(zip(losses[1], losses[4], strict=True), 1):
     print(f"step {step}: loss on 1 rank {one:.5f}, on 4 ranks {four:.5f}")
-claim("00.same-losses", losses[4], losses[1], rel=1e-4)
+apart = max(abs(four / one - 1) for one, four in zip(losses[1], losses[4], strict=True))
+claim("00.same-losses", apart < 1e-4, True)
 
 # %% [markdown] name="train-why"
 # They do, and this is the promise of the whole engine: *any legal layout trains like one process*. For the real thing, three
@@ -355,7 +354,8 @@ course.source(hang.suspects)
 # On two machines with eight each, the same line on both (`HOST` is either of them):
 #
 # ```
-# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m minidist train tiny
+# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+#     -m minidist train tiny
 # ```
 #
 # Lesson 17 is about launchers, and about what can be wrong with `HOST`.

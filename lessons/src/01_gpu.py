@@ -32,9 +32,8 @@ from minidist.course import widgets_01 as figures
 from minidist.plan import occupancy, roofline
 
 threads_before = torch.get_num_threads()
-torch.set_num_threads(
-    1
-)  # one core: a roof of two busy ones would be the neighbours' weather
+# one core: a roof of two busy ones would be the neighbours' weather
+torch.set_num_threads(1)
 H100 = hardware.find("NVIDIA H100 80GB HBM3")
 A100 = hardware.find("NVIDIA A100-SXM4-80GB")
 
@@ -60,9 +59,8 @@ def adds():
         torch.add(x, y, out=total)
 
 
-claim(
-    "01.product-flops", 2 * 256**3, 33_554_432, unit="FLOPs"
-)  # 256 x 256 results, each 256 multiplies and 256 adds
+# 256 x 256 results, each 256 multiplies and 256 adds
+claim("01.product-flops", 2 * 256**3, 33_554_432, unit="FLOPs")
 claim("01.adds-flops", 8 * x.numel(), 33_554_432, unit="FLOPs")
 product_bytes = a.nbytes + b.nbytes + product.nbytes
 adds_bytes = 8 * (x.nbytes + y.nbytes + total.nbytes)
@@ -99,9 +97,12 @@ def adding(n):
     return lambda: torch.add(x, y, out=out)
 
 
-works = [roofline.matmul(n, n, n, 4) for n in matrices] + [
-    roofline.elementwise(n, 4) for n in vectors
-]
+def over(n, call):
+    return lambda: [call() for _ in range(n)]
+
+
+works = [roofline.matmul(n, n, n, 4) for n in matrices]
+works += [roofline.elementwise(n, 4) for n in vectors]
 calls = [multiplying(n, n, n) for n in matrices] + [adding(n) for n in vectors]
 medians = roofline.measure(calls)  # warmed up, interleaved, the median of nine
 points = list(zip(works, medians, strict=True))
@@ -114,24 +115,12 @@ mine = roofline.Machine(
 display(figures.roofline_figure(mine, measured)[0])
 
 # %% name="roof-claim"
-claim(
-    "01.intensity",
-    roofline.matmul(256, 256, 256, 4).intensity,
-    42.67,
-    rel=0.01,
-    unit="FLOPs a byte",
-)
+intensity = roofline.matmul(256, 256, 256, 4).intensity
+claim("01.intensity", intensity, 42.67, rel=0.01, unit="FLOPs a byte")
 claim("01.add-intensity", {work.intensity for work in works[12:]} == {1 / 12}, True)
-claim(
-    "01.adds-left",
-    sum(roofline.bound(work, mine) == "memory" for work in works[12:]),
-    12,
-)
-claim(
-    "01.large-products-right",
-    [roofline.bound(work, mine) for work in works[9:12]],
-    ["compute"] * 3,
-)
+bounds = [roofline.bound(work, mine) for work in works]
+claim("01.adds-left", bounds[12:].count("memory"), 12)
+claim("01.large-products-right", bounds[9:12], ["compute"] * 3)
 
 # %% [markdown] name="roof-why"
 # That is a [roofline](glossary.ipynb#roofline) ([Williams, Waterman and Patterson, 2009](https://doi.org/10.1145/1498765.1498785)).
@@ -154,15 +143,11 @@ claim(
 predict("01.network", ..., unit="GB/s")
 
 # %% name="ladder-run"
-display(
-    figures.ladder_figure(
-        [w.nbytes for w in works[12:]], [w.nbytes / s for w, s in points[12:]]
-    )[0]
-)
+moved = [work.nbytes for work in works[12:]]
+speeds = [work.nbytes / s for work, s in points[12:]]
+display(figures.ladder_figure(moved, speeds)[0])
 large, small = adding(2**23), adding(2**16)
-claim.timed(
-    "01.cache-is-faster", large, lambda: [small() for _ in range(128)], at_least=1.3
-)
+claim.timed("01.cache-is-faster", large, over(128, small), at_least=1.3)
 claim("01.network", 400e9 / 8 / 1e9, 50, unit="GB/s")
 claim("01.sms", H100.sms, 132)
 claim("01.nvlink-to-infiniband", H100.link / H100.network, 9)
@@ -205,31 +190,17 @@ claim("01.here-batch-1", roofline.bound(one, mine), "memory")
 claim("01.here-batch-256", roofline.bound(many, mine), "compute")
 claim("01.intensities", [one.intensity, many.intensity], [0.5, 102.4], rel=1e-3)
 single, batch = multiplying(1, 2048, 2048), multiplying(256, 2048, 2048)
-claim.timed(
-    "01.batch-pays", lambda: [single() for _ in range(256)], batch, at_least=2
-)  # as many tokens both times
+# as many tokens both times
+claim.timed("01.batch-pays", over(256, single), batch, at_least=2)
 
-h100, a100, h100_single = (
-    roofline.machine(H100),
-    roofline.machine(A100),
-    roofline.machine(H100, "float32"),
-)
-claim(
-    "01.ridges",
-    [round(h100.ridge), round(a100.ridge), round(h100_single.ridge)],
-    [295, 153, 20],
-)
-crossing = [
-    2**k
-    for k in range(13)
-    if roofline.bound(roofline.matmul(2**k, 4096, 4096, 2), h100) == "compute"
-]
+h100, a100 = roofline.machine(H100), roofline.machine(A100)
+h100_single = roofline.machine(H100, "float32")
+ridges = [round(machine.ridge) for machine in (h100, a100, h100_single)]
+claim("01.ridges", ridges, [295, 153, 20])
+layers = {2**k: roofline.matmul(2**k, 4096, 4096, 2) for k in range(13)}
+crossing = [n for n in layers if roofline.bound(layers[n], h100) == "compute"]
 claim("01.h100-batch", crossing[0], 512)
-claim(
-    "01.a100-at-256",
-    roofline.bound(roofline.matmul(256, 4096, 4096, 2), a100),
-    "compute",
-)
+claim("01.a100-at-256", roofline.bound(layers[256], a100), "compute")
 claim("01.tensor-cores", h100.peak / h100_single.peak, 14.8, rel=0.01)
 claim("01.best-measured-share", H100.measured / h100.peak, 0.80, rel=0.01)
 
@@ -284,9 +255,8 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         out = op(*args, **(kwargs or {}))
         self.count += 1
-        self.nbytes += sum(
-            t.nbytes for t in (*args, out) if isinstance(t, torch.Tensor)
-        )
+        tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
+        self.nbytes += sum(t.nbytes for t in tensors)
         return out
 
 
@@ -294,11 +264,9 @@ def spelt_out(x):
     return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
 
 
-tiny, whole = (
-    adding(64),
-    adding(2**16),
-)  # 1,024 of the one are as many adds as the other
-claim.timed("01.launch-cost", lambda: [tiny() for _ in range(1024)], whole, at_least=5)
+tiny, whole = adding(64), adding(2**16)
+# 1,024 of the one are as many adds as the other
+claim.timed("01.launch-cost", over(1024, tiny), whole, at_least=5)
 x = torch.rand(2**16)
 with Launches() as formula:
     spelt_out(x)
@@ -353,9 +321,8 @@ gpu, gate, done = Stream(), threading.Event(), []
 gpu.launch(gate.wait)  # something long is still running
 for number in range(5):
     gpu.launch(lambda number=number: (multiply(), done.append(number)))
-when_the_timer_stops = len(
-    done
-)  # an honest stopwatch around the loop would show microseconds
+# an honest stopwatch around the loop would show microseconds
+when_the_timer_stops = len(done)
 gate.set()
 gpu.synchronize()
 claim("01.done-when-the-timer-stops", when_the_timer_stops, 0)
@@ -474,9 +441,8 @@ claim("01.products-done", len(done) - before, 0)
 parameters = 10**9
 adam = roofline.elementwise(parameters, 4, reads=4, writes=3, flops=12)
 reach = roofline.attainable(adam.intensity, h100_single)
-print(
-    f"intensity {adam.intensity:.2f}, ridge {h100_single.ridge:.0f}: bound by {roofline.bound(adam, h100_single)}"
-)
+bound = roofline.bound(adam, h100_single)
+print(f"intensity {adam.intensity:.2f}, ridge {h100_single.ridge:.0f}: {bound} bound")
 print(f"at best {reach / h100_single.peak:.1%} of the peak")
 claim("01.adam-share", reach / h100_single.peak, 0.021, rel=0.03)
 
@@ -493,9 +459,8 @@ while tokens < 10_000:
     if past_the_ridge is ... or past_the_ridge:
         break
     tokens += 1
-print(
-    "not finished yet" if past_the_ridge is ... else f"from {tokens} tokens on"
-)  # 189 if you did it right
+# 189 if you did it right
+print("not finished yet" if past_the_ridge is ... else f"from {tokens} tokens on")
 
 # %% [markdown] name="elsewhere"
 # ## The same idea elsewhere
@@ -568,34 +533,27 @@ if course.gpu():
     wait = partial(device.synchronize, where)
     half = {"device": where, "dtype": torch.bfloat16}
     left, right = torch.rand(4096, 4096, **half), torch.rand(4096, 4096, **half)
-    [asked] = roofline.measure(
-        [lambda: left @ right], sample_s=0
-    )  # no synchronise: the asking
-    [worked] = roofline.measure([lambda: left @ right], sample_s=0, synchronize=wait)
-    print(
-        f"product of 4096: launched in {asked * 1e6:.0f} µs, done in {worked * 1e6:.0f} µs"
-    )
+    job = [lambda: left @ right]
+    [asked] = roofline.measure(job, sample_s=0)  # no synchronise: the asking
+    [worked] = roofline.measure(job, sample_s=0, synchronize=wait)
+    print(f"product of 4096: launched in {asked * 1e6:.0f} µs,", end=" ")
+    print(f"done in {worked * 1e6:.0f} µs")
     plain, target = torch.rand(2**24), torch.empty(2**24, device=where)
     pinned = plain.pin_memory()
     copies = [
         lambda: target.copy_(plain),
         lambda: target.copy_(pinned, non_blocking=True),
     ]
-    slow, fast = (
-        plain.nbytes / s / 1e9 for s in roofline.measure(copies, synchronize=wait)
-    )
-    print(
-        f"host to device: {slow:.1f} GB/s from ordinary memory, {fast:.1f} GB/s from pinned"
-    )
+    times = roofline.measure(copies, synchronize=wait)
+    for what, s in zip(("ordinary", "pinned"), times, strict=True):
+        print(f"host to device from {what} memory: {plain.nbytes / s / 1e9:.1f} GB/s")
     rows = [torch.rand(n, 4096, **half) for n in (1, 16, 64, 256, 1024, 4096)]
-    taken = roofline.measure(
-        [partial(torch.mm, x, left) for x in rows], synchronize=wait
-    )
+    products = [partial(torch.mm, x, left) for x in rows]
+    taken = roofline.measure(products, synchronize=wait)
     asks = [roofline.matmul(len(x), 4096, 4096, 2) for x in rows]
     for x, work, s in zip(rows, asks, taken, strict=True):
-        print(
-            f"batch {len(x):4}: intensity {work.intensity:6.1f}, {figures.flops(work.flops / s)}"
-        )
+        speed = figures.flops(work.flops / s)
+        print(f"batch {len(x):4}: intensity {work.intensity:6.1f}, {speed}")
     if sheet := hardware.find(device.name_of(where)):
         found = {"(n, 4096) @ (4096, 4096)": list(zip(asks, taken, strict=True))}
         display(figures.roofline_figure(roofline.machine(sheet), found)[0])

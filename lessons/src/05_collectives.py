@@ -33,16 +33,9 @@ from minidist.course import claim, predict, widgets_05
 # after the other, leave what an [all-reduce](glossary.ipynb#all-reduce) leaves?
 
 # %% name="who-guess" tags=["predict"]
+pairs = ["reduce_scatter, all_gather", "all_gather, reduce_scatter"]
 predict("05.kept", ...)
-predict(
-    "05.two-halves",
-    ...,
-    choices=[
-        "reduce_scatter, all_gather",
-        "all_gather, reduce_scatter",
-        "gather, broadcast",
-    ],
-)
+predict("05.two-halves", ..., choices=[*pairs, "gather, broadcast"])
 
 # %% name="who-run"
 # %%ranks 4
@@ -112,9 +105,8 @@ mine = torch.tensor([10**rank])
 tp, dp = mesh.group("tp"), mesh.group("dp")
 over_tp = comm.all_reduce(mine.clone(), tp).item()
 over_dp = comm.all_reduce(mine.clone(), dp).item()
-print(
-    f"place {tp.rank} of tp {tp.ranks}: {over_tp}, place {dp.rank} of dp {dp.ranks}: {over_dp}"
-)
+print(f"place {tp.rank} of tp {tp.ranks}: {over_tp},", end=" ")
+print(f"place {dp.rank} of dp {dp.ranks}: {over_dp}")
 
 # %% name="groups-claim"
 claim("05.tp-sum", ranks.pull("over_tp")[3], 1100)
@@ -240,9 +232,8 @@ comm.broadcast(loss, world, src=0)
 
 # %% name="mismatch-dtype"
 # %%ranks 4 --expect mismatch
-comm.all_reduce(
-    torch.ones(4, dtype=torch.bfloat16 if rank == 2 else torch.float32), world
-)
+dtype = torch.bfloat16 if rank == 2 else torch.float32
+comm.all_reduce(torch.ones(4, dtype=dtype), world)
 
 # %% name="mismatch-shape"
 # %%ranks 4 --expect mismatch
@@ -255,8 +246,8 @@ comm.all_gather(torch.ones(3 if rank == 3 else 4, 2), world)
 # %% name="missing"
 # %%ranks 4 --expect hang --rank 1
 losses = {0: [1.0], 1: [], 2: [3.0], 3: [2.0]}[rank]  # no data left on rank 1
-for loss in losses:
-    comm.all_reduce(torch.tensor([loss]), world)
+for loss in map(torch.tensor, losses):
+    comm.all_reduce(loss, world)
 
 # %% [markdown] name="off-text"
 # ### The same, with nobody checking
@@ -294,9 +285,8 @@ def unchecked(mesh, what):
         if what == "operation" and not first:
             comm.broadcast(x, world, src=1)
         else:
-            comm.all_reduce(
-                x, world, op="max" if what == "reduction" and not first else "sum"
-            )
+            other = what == "reduction" and not first
+            comm.all_reduce(x, world, op="max" if other else "sum")
     except CommTimeout:
         return "gave up waiting"
     return x.tolist()
@@ -316,11 +306,8 @@ for what in ("dtype", "shape", "reduction", "operation", "length", "longer"):
 
 # %% name="off-claim"
 claim("05.raised-on-both", sum(isinstance(got, str) for got in off.values()), 1)
-silent = [
-    what
-    for what, got in off.items()
-    if "gave up waiting" not in got and isinstance(got, list)
-]
+lists = {what: got for what, got in off.items() if isinstance(got, list)}
+silent = [what for what, got in lists.items() if "gave up waiting" not in got]
 claim("05.silent", silent, ["dtype", "shape", "reduction"])
 claim("05.ones", off["dtype"][1][0], 1065353216)
 claim("05.length", off["length"], ["gave up waiting", [1, 2, 2]])
@@ -410,28 +397,43 @@ else:
             comm.send(given, world, dst=right)
         else:
             comm.recv(got, world, src=left)
-    print(
-        f"from the left: {got.item():.0f}"
-    )  # rank 0 has 3, the others one less than they are
+    # rank 0 has 3, the others one less than they are
+    print(f"from the left: {got.item():.0f}")
 
 # %% [markdown] name="elsewhere"
 # ## The same idea elsewhere
 #
-# | here | torch.distributed | MPI | NCCL | Horovod | JAX |
-# |---|---|---|---|---|---|
-# | `all_reduce` | `all_reduce` | `Allreduce` | `ncclAllReduce` | `allreduce` | `lax.psum` |
-# | `all_gather` | `all_gather_into_tensor` | `Allgather` | `ncclAllGather` | `allgather` | `lax.all_gather` |
-# | `reduce_scatter` | `reduce_scatter_tensor` | `Reduce_scatter_block` | `ncclReduceScatter` | `reducescatter` | `lax.psum_scatter` |
-# | `all_to_all` | `all_to_all_single` | `Alltoall`, `Alltoallv` | sends and receives in a group call | `alltoall` | `lax.all_to_all` |
-# | `broadcast` | `broadcast` | `Bcast` | `ncclBroadcast` | `broadcast` | a masked `lax.psum` |
-# | `gather` | `gather` | `Gather` | sends and receives in a group call | – | – |
-# | `exchange` | `batch_isend_irecv` | `Isend`, `Irecv`, `Waitall` | `ncclGroupStart` ... `End` | – | `lax.ppermute` |
-# | `barrier` | `barrier` | `Barrier` | – (an all-reduce) | `barrier` | `sync_global_devices` |
-# | group | `ProcessGroup`, `DeviceMesh` | communicator | communicator | process set | axis of the mesh |
-# | `async_op=True`, `wait()` | the same | `Iallreduce`, `Wait` | always; order by stream | `allreduce_async`, `synchronize` | always; `block_until_ready` |
-# | teaching checks | `TORCH_DISTRIBUTED_DEBUG=DETAIL` | MUST, a tool | – | names, compared by a coordinator | one program, compiled for all |
+# | here | torch.distributed | MPI | NCCL |
+# | --- | --- | --- | --- |
+# | `all_reduce` | `all_reduce` | `Allreduce` | `ncclAllReduce` |
+# | `all_gather` | `all_gather_into_tensor` | `Allgather` | `ncclAllGather` |
+# | `reduce_scatter` | `reduce_scatter_tensor` | `Reduce_scatter_block` | `ncclReduceScatter` |
+# | `all_to_all` | `all_to_all_single` | `Alltoall`, `Alltoallv` | sends and receives in a group call |
+# | `broadcast` | `broadcast` | `Bcast` | `ncclBroadcast` |
+# | `gather` | `gather` | `Gather` | sends and receives in a group call |
+# | `exchange` | `batch_isend_irecv` | `Isend`, `Irecv`, `Waitall` | `ncclGroupStart` ... `End` |
+# | `barrier` | `barrier` | `Barrier` | – (an all-reduce) |
+# | group | `ProcessGroup`, `DeviceMesh` | communicator | communicator |
+# | `async_op=True`, `wait()` | the same | `Iallreduce`, `Wait` | always; order by stream |
+# | teaching checks | `TORCH_DISTRIBUTED_DEBUG=DETAIL` | MUST, a tool | – |
 #
-# The last row is the interesting one. Horovod sorts requests by *name*, which cures the swap above. JAX compiles one program for
+# And by name, or compiled:
+#
+# | here | Horovod | JAX |
+# | --- | --- | --- |
+# | `all_reduce` | `allreduce` | `lax.psum` |
+# | `all_gather` | `allgather` | `lax.all_gather` |
+# | `reduce_scatter` | `reducescatter` | `lax.psum_scatter` |
+# | `all_to_all` | `alltoall` | `lax.all_to_all` |
+# | `broadcast` | `broadcast` | a masked `lax.psum` |
+# | `gather` | – | – |
+# | `exchange` | – | `lax.ppermute` |
+# | `barrier` | `barrier` | `sync_global_devices` |
+# | group | process set | axis of the mesh |
+# | `async_op=True`, `wait()` | `allreduce_async`, `synchronize` | always; `block_until_ready` |
+# | teaching checks | names, compared by a coordinator | one program, compiled for all |
+#
+# The very last row is the interesting one. Horovod sorts requests by *name*, which cures the swap above. JAX compiles one program for
 # all devices, so inside of it ranks cannot disagree at all; between programs they still can.
 
 # %% [markdown] name="lives-text"
@@ -448,7 +450,8 @@ course.source(check.compare)
 # Shared memory ends at the host. Across hosts PyTorch's own fingerprints do the same work, slowly, for any program:
 #
 # ```
-# TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node 4 -m minidist train tiny --train.steps 20
+# TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node 4 \
+#     -m minidist train tiny --train.steps 20
 # ```
 #
 # Use it for twenty steps after each change of the communication, then switch it off.

@@ -53,9 +53,8 @@ def momentum(n, itemsize):
     """v = mu * v + g and w = w - eta * v, in place; v and w are float32. FLOPs a byte."""
     # BEGIN ANSWER
     flops = 4 * n  # mu * v, + g, eta * v, w - that
-    nbytes = n * (
-        itemsize + 2 * 4 + 2 * 4
-    )  # g read; v read and written; w read and written
+    # g read; v read and written; w read and written
+    nbytes = n * (itemsize + 2 * 4 + 2 * 4)
     return flops / nbytes
     # END ANSWER
     # STUB: raise NotImplementedError("01.1")

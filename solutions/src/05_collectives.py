@@ -206,9 +206,8 @@ def gather_rows(mesh, rows):
 def step_or_skip(mesh, weight, grad):
     """weight (d,) float64, equal on all ranks; grad (d,) float64, this rank's own. The weight after the step, or unchanged."""
     # BEGIN ANSWER
-    comm.all_reduce(
-        grad, mesh.world
-    )  # a sum with an inf or a nan in it is not finite either
+    # a sum with an inf or a nan in it is not finite either
+    comm.all_reduce(grad, mesh.world)
     return weight - grad if torch.isfinite(grad).all() else weight
     # END ANSWER
     # STUB: raise NotImplementedError("05.2")  # take this line away, then repair the rest
