@@ -36,7 +36,7 @@ def roofline_figure(machine: Machine, points: dict[str, Sequence[tuple[Work, flo
     from minidist.core.timeline import AltFigure
 
     figure = AltFigure(figsize=(7.6, 4.1), facecolor="white")
-    axes = figure.add_axes((0.1, 0.13, 0.88, 0.79))  # a layout engine would double the drawing time
+    axes = figure.add_axes((0.1, 0.13, 0.88, 0.72))  # a layout engine would double the drawing time
     marks = [work.intensity for found in points.values() for work, _ in found] + [machine.ridge]
     marks += [op[1].intensity] if op else []
     low, high = min(marks) / 3, max(marks) * 4
@@ -60,10 +60,10 @@ def roofline_figure(machine: Machine, points: dict[str, Sequence[tuple[Work, flo
     axes.set_xlim(low, high)
     axes.set_xlabel("intensity: FLOPs for each byte moved")
     axes.set_ylabel("FLOP/s")
-    axes.set_title(f"The roofline of {machine.name}", loc="left", fontsize=11)
+    axes.set_title(f"The roofline of {machine.name}", loc="left", fontsize=11, pad=22)
     axes.grid(alpha=0.3)
-    if points or op:
-        axes.legend(loc="upper left", frameon=True, fontsize=9)
+    if points or op:  # above the axes: inside, some roof runs behind it
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=3, frameon=False, fontsize=9)
     figure.alt = _roof_words(machine, points, op)
     return figure, figure.alt
 
@@ -179,7 +179,7 @@ def flops(rate: float) -> str:
 
 def amount(value: float) -> str:
     """Three digits and a prefix of thousands, ready for a unit: 3.35e12 -> "3.35 T"."""
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * scale:  # what three digits round up to it, too: "1 T", not "1e+03 G"
             return f"{value / scale:.3g} {prefix}"
     return f"{value:.3g} "

@@ -147,6 +147,7 @@ def test_drawing_is_quick_enough_for_a_slider():
 
 def test_amounts_read_like_a_data_sheet():
     assert [figures.amount(x) for x in (3.35e12, 63e9, 1.5e6, 2048, 3)] == ["3.35 T", "63 G", "1.5 M", "2.05 k", "3 "]
+    assert [figures.amount(x) for x in (1e15, 989.5e12, 999.7e9)] == ["1 P", "990 T", "1 T"]
 
 
 def test_a_question_in_a_docstring_is_no_request_for_help():
