@@ -244,13 +244,13 @@ def parser() -> Parser:
     verbs = top.add_subparsers(metavar="VERB", title="verbs")
 
     one = _verb(verbs, "lab", lab, as_json=False)
-    one.add_argument("--dir", help="your copy of the course; default ~/minidist-course")
+    one.add_argument("--dir", help="your copy of the course; default: $MINIDIST_COURSE, else ~/minidist-course")
     one.add_argument("--no-browser", action="store_true", help="print the address only")
     one.add_argument("--port", type=int, help="default: the first free one from 8888")
 
     one = _verb(verbs, "restore", restore, as_json=False)
     one.add_argument("task", metavar="TASK", help="such as 07.2")
-    one.add_argument("--dir", help="your copy of the course; default ~/minidist-course")
+    one.add_argument("--dir", help="your copy of the course; default: $MINIDIST_COURSE, else ~/minidist-course")
 
     one = _verb(verbs, "progress", progress)
     one.add_argument("--dir", help="your copy of the course; default: the one around you, else ~/minidist-course")
