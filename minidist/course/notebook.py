@@ -35,7 +35,7 @@ def read_cells(path: str | Path) -> list[Cell]:
 
 
 def shipped(kind: str) -> Path:
-    """Folder of our own "lessons" or "exercises": the tree of a checkout, else the data of the installed package."""
+    """Folder of our "lessons", "exercises" or "solutions": the tree of a checkout, else the data of the installed package."""
     package = Path(__file__).parent
     for place in (package.parent.parent / kind, package / "data" / kind):
         if any(place.glob("*.ipynb")):

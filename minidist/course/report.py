@@ -45,7 +45,7 @@ def words(found: dict) -> str:
     done = sum(lesson["state"] == "done" for lesson in found["lessons"])
     lines = [f"{found['folder']}: {done} of {len(found['lessons'])} lessons done, {found['points']} of {found['max']} points"]
     if found["damaged_lines"]:
-        lines.append(f"{found['damaged_lines']} damaged lines of {progress.NAME} were skipped; the rest counts")
+        lines.append(f"{_counted(found['damaged_lines'], 'damaged line')} of {progress.NAME} skipped; the rest counts")
     for lesson in found["lessons"]:
         lines.append(f"{MARKS[lesson['state']]} {lesson['lesson']} {lesson['title']:<35} {lesson['state']}")
         for row in lesson["tasks"]:
@@ -55,8 +55,12 @@ def words(found: dict) -> str:
 
 
 def _details(row: dict) -> str:
-    parts = [f"{row['tries']} checked", f"{row['hints']} hints"]
+    parts = [f"{row['tries']} checked", _counted(row["hints"], "hint")]
     return ", ".join(parts + ["solution seen"] * row["solution_seen"])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def page(found: dict) -> str:
@@ -74,7 +78,8 @@ def page(found: dict) -> str:
     heads = "".join(
         f'<th scope="col">{name}</th>' for name in ("Lesson or task", "State", "Points", "Tries", "Hints", "Solution seen")
     )
-    damaged = f"<p>{found['damaged_lines']} damaged lines of the journal were skipped.</p>" if found["damaged_lines"] else ""
+    damaged = f"<p>{_counted(found['damaged_lines'], 'damaged line')} of the journal skipped.</p>"
+    damaged = damaged if found["damaged_lines"] else ""
     day = time.strftime("%Y-%m-%d")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>minidist: progress</title><style>

@@ -56,7 +56,7 @@ def test_progress_in_words_json_and_html_tells_damage_and_exits_0(minidist, lear
         file.write('torn {\n{"time": 1, "event": "check", "key": ["00.1"]}\n')
     said = minidist("progress")
     assert said.code == 0 and "1 of 21 lessons done, 10 of" in said.out and "2 damaged lines" in said.out
-    assert "2 checked, 1 hints, solution seen" in said.out
+    assert "2 checked, 1 hint, solution seen" in said.out
     found = json.loads(minidist("progress", "--json", "--dir", learner).out)
     assert (found["damaged_lines"], found["points"], found["lessons"][0]["state"]) == (2, 10, "done")
     assert found["lessons"][0]["tasks"][0] == {

@@ -27,6 +27,7 @@ def journal(folder):
     [
         (..., {"unit": "MB"}, "Replace the ... by a number of MB."),
         (..., {"choices": [1, 4]}, "by one of [1, 4]."),
+        (..., {"choices": ["a choice of many words", "another such choice"]}, "by one of the things listed in the cell."),
         ("four", {}, "'four' is not a number"),
         (float("nan"), {}, "nan is not a number"),
         (True, {}, "True is not a number"),
@@ -89,6 +90,14 @@ def test_a_claim_that_fails_is_told_to_a_learner_recorded_and_raised_in_tests(ca
 )
 def test_what_agrees(measured, expected, options, same):
     assert agrees(measured, expected, **options) is same
+
+
+def test_a_number_is_said_once_where_run_and_text_agree_and_reads_alike_as_int_and_float(capsys):
+    claim("00.x", 225504, 225504.0, unit="bytes")
+    claim("00.y", [1.5, 42.667], [1.5, 42.67], rel=0.01)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "✓ 00.x: measured 225,504 bytes, as the text says."
+    assert said[1] == "✓ 00.y: measured [1.5, 42.667], the text says [1.5, 42.67]."
 
 
 def test_a_malformed_key_is_refused_with_the_form():
