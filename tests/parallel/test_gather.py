@@ -3,14 +3,18 @@
 import pytest
 import torch
 from parallel.test_zero import backward, joined, make
+from parity.harness import SEQ_LEN, config
 from torch import nn
 
 from minidist import ranks
 from minidist.core.layout import Layout
 from minidist.core.mesh import Mesh
 from minidist.core.work import Work
+from minidist.data.batch import Batch
 from minidist.parallel.units import Unit
 from minidist.parallel.zero import Zero
+from minidist.train.build import runtime
+from minidist.train.step import Step
 
 
 class Path(nn.Module):
@@ -165,6 +169,20 @@ def test_a_module_called_again_after_the_walk_has_gone_on(path):
     results = ranks.run(walk, 2, 3, [path, path])
     check(results, [path, path])
     assert results[0][2] == []
+
+
+def channels(mesh, cfg):
+    step = Step(runtime(mesh, cfg), mesh, cfg)
+    mesh.tape.clear()
+    step.run([Batch.empty(1, SEQ_LEN)])
+    return [{line.group for line in mesh.tape.lines if line.tag == tag} for tag in ("weight", "grad")]
+
+
+def test_no_gather_queues_behind_a_reduction():
+    """A backend runs the operations of one group in turn, so weights travel in a group of their own."""
+    layout = Layout(dp=2, zero=3)
+    for weight, grad in ranks.run(channels, 2, config(layout=layout), layout=layout):
+        assert len(weight) == len(grad) == 1 and weight != grad
 
 
 # What is freed, and when

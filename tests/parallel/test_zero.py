@@ -284,6 +284,22 @@ def test_copies_of_the_state_stay_equal(stage):
         assert joined([held for held, _ in results])["weight"].item() == total
 
 
+def records(mesh, stage, shard):
+    replicas = mesh.group("replicate") if shard else None
+    zero = Zero(nn.Linear(4, 4), mesh.group("shard"), stage=stage, replicas=replicas)
+    return [(record.name, record.range, record.replicated, record.owner) for record, _ in zero.weights()]
+
+
+def test_records_say_who_else_holds_the_same():
+    """Over 2 ranks, 16 weights and 4 biases are cut in the middle."""
+    everywhere = [("weight", (0, 16), ("dp", "cp"), 0), ("bias", (0, 4), ("dp", "cp"), 0)]
+    assert ranks.run(records, 2, 0, False) == [everywhere] * 2
+    halves = [[("weight", (0, 8)), ("bias", (0, 2))], [("weight", (8, 16)), ("bias", (2, 4))]]
+    for n, shard, copies in ((2, 0, ()), (4, 2, ("replicate",))):
+        expected = [[(*piece, copies, owner) for piece in half] for owner, half in enumerate(halves)]
+        assert ranks.run(records, n, 1, n == 4, layout=Layout(dp=n, shard=shard)) == expected * (n // 2)
+
+
 # Refusals
 
 

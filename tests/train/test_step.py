@@ -16,6 +16,7 @@ from minidist.data.tokens import TokenFile
 from minidist.data.windows import Windows
 from minidist.model.loss import IGNORE, loss_sum
 from minidist.model.transformer import Transformer, initialise
+from minidist.parallel.config import Recompute
 from minidist.train.build import runtime
 from minidist.train.config import Optim, Precision
 from minidist.train.norm import counted, squares
@@ -183,3 +184,14 @@ def test_a_mesh_of_another_layout_is_refused():
     for layout in (Layout(zero=3), Layout(dp=2)):
         with pytest.raises(ValueError, match=r"the mesh is of .*the configuration says .*: pass layout=config.layout"):
             runtime(Mesh(Layout()), config(layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "runs"), [(Recompute(), 8), (Recompute("full"), 16), (Recompute("selective", "blocks", 4), 10)]
+)
+def test_the_recompute_setting_reaches_the_blocks(recompute, runs):
+    step, calls = make(Mesh(Layout()), replace(config(2, 2), recompute=recompute)), []
+    for block in step.zero.model.blocks:
+        block.attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    step.run([Batch.empty(2, SEQ_LEN)])
+    assert len(calls) == runs
