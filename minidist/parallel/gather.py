@@ -4,10 +4,11 @@ A pass over the model, forward or backward, is a walk along its sites: the block
 the model defines them, backwards in backward. Entering a site frees what the walk has left behind and launches the gather of
 the site that comes next, so the units of two sites are live at a time (and those that the root itself owns, all along).
 
-The walk takes every site, also one that this rank's forward skips: so the gathers, and their order, are the same on every rank
-whatever each of them ran. Reductions follow the walk, too: a unit's is launched when the walk has left its last site. With one
-order of all gathers and reductions, no rank can wait for a reduction while its peer waits for a gather. A module may be called again and again while the walk stands on it. One that is called after the walk
-has gone on is gathered once more, which then has to happen on all ranks.
+The walk takes every site, also one that this rank's forward skips: so the gathers, and their order, are the same on every
+rank whatever each of them ran. Reductions follow the walk, too: a unit's is launched when the walk has left its last site. With
+one order of all gathers and reductions, no rank can wait for a reduction while its peer waits for a gather. A module may be
+called again and again while the walk stands on it. One that is called after the walk has gone on is gathered once more, which
+then has to happen on all ranks.
 """
 
 from __future__ import annotations

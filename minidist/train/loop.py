@@ -162,7 +162,7 @@ def _peak(config: Config, mesh: Mesh) -> float | None:
 def _state(job: Job) -> str:
     """Who keeps what: the ZeRO stage, over which ranks, and the formats of the state."""
     zero, optim = job.zero, job.config.optim
-    shared = f"one copy of the state on each {zero.group.size} rank(s)" if zero.stage else "the whole state on every rank"
+    shared = f"one copy of the state over {zero.group.size} rank(s)" if zero.stage else "the whole state on every rank"
     formats = {"weights": zero.formats.weights, "gradients": zero.formats.grads, "masters": zero.formats.master}
     names = ", ".join(f"{what} {str(dtype).removeprefix('torch.')}" for what, dtype in formats.items())
     kept = "" if job.config.layout.reshard else ", weights kept between forward and backward"
