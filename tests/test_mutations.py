@@ -61,7 +61,7 @@ MUTATIONS = [
     ("parallel/zero.py", "        if self.stage in (1, 2):", "        if self.stage == 2:", AWKWARD),
     ("parallel/zero.py", "        if self.stage in (1, 2):", "        if self.stage >= 1:", BYTES),
     ("parallel/gather.py", 'comm.all_gather(unit.shard, self.group, out=unit.allocate(), tag="weight", async_op=True)', f"(unit.allocate(), {NOTHING})[1]", AWKWARD),
-    ("parallel/zero.py", "Gather(model, self.units, gathers or group, keep)", "Gather(model, self.units, group, keep)", BRANCHES),
+    ("parallel/zero.py", "Gather(model, self.units, gathers or group, keep)", "Gather(model, self.units, group, keep)", TWIN),
     ("parallel/parallelize.py", 'replicas=mesh.group("replicate") if layout.zero else None', "replicas=None", HYBRID),
     ("parallel/parallelize.py", 'mesh.group("shard" if layout.zero else "dp_cp")', 'mesh.group("dp_cp")', HYBRID),
     ("train/step.py", 'comm.all_reduce(report, self.mesh.world, tag="control")', "report", "train/test_step.py"),

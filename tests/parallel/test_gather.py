@@ -262,3 +262,29 @@ def test_a_forward_that_fails_leaves_nothing_behind(monkeypatch):
     want(given(0, (0,)), (0,)).backward()
     torch.testing.assert_close(found["blocks.0.weight"], want.blocks[0].weight.grad, rtol=0, atol=1e-12)
     assert live(zero) == []
+
+
+class Both(nn.Module):
+    """A block that hands out what lies in its middle, too: the gradient of that comes when backward is half through it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Linear(3, 3, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x):
+        middle = self.first(x)
+        return self.second(middle), middle
+
+
+def test_the_first_gradient_that_comes_to_a_block_brings_its_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(Both())
+    want = nn.Sequential(Both())
+    want.load_state_dict(model.state_dict())
+    zero = Zero(nn.ModuleDict({"blocks": model, "last": nn.Linear(1, 1)}), Mesh(Layout()).world, stage=3)
+    zero.model.forward = lambda x: sum(out.square().sum() for out in model(x))
+    x = torch.ones(3, dtype=torch.float64)
+    found = joined([backward(zero, [lambda: zero.model(x)])])
+    sum(out.square().sum() for out in want(x)).backward()
+    for name, p in want.named_parameters():
+        assert torch.equal(found[f"blocks.{name}"], p.grad)
