@@ -63,8 +63,9 @@ class Gather:
         if not self._walked:
             self._begin(BACKWARD)
         self._walked = False
-        self._walk_out()
-        self._release()
+        if self._direction == BACKWARD:  # else the next forward has walked it out already, and holds weights of its own
+            self._walk_out()
+            self._release()
 
     def forget(self) -> None:
         """Free what is live: its values are about to be old."""

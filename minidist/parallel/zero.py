@@ -206,6 +206,10 @@ class Zero:
     def _hook(self, unit: Unit, name: str):
         def ready(parameter: nn.Parameter) -> None:
             """Runs when backward has added everything it has to add to this parameter's gradient."""
+            if self.stage >= 2 and not self._open:
+                raise RuntimeError(
+                    f"a backward that was not announced has reached {name}: call before_backward() before every backward"
+                )
             if self._reducing and unit in self.trainable[: self._turn]:
                 raise RuntimeError(
                     f"the gradient of {name} grew after {unit.name} had been reduced: call before_backward() before every "

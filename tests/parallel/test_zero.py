@@ -319,6 +319,19 @@ def test_a_gradient_that_comes_after_its_reduction_is_an_error_not_a_wrong_numbe
     ranks.run(two_backwards, 2, stage)
 
 
+def unannounced(mesh, stage):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    zero = make(mesh, model, stage)
+    zero.start_step()
+    with pytest.raises(RuntimeError, match=r"not announced has reached 1\.(weight|bias): call before_backward\(\)"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_backward_that_was_not_announced_is_refused(stage):
+    ranks.run(unannounced, 1, stage)
+
+
 def part_of_a_model(mesh):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     make(mesh, model, 3)
