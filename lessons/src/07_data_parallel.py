@@ -609,7 +609,7 @@ else:
 
 # %% [markdown] name="lives-text"
 # ## Where this lives in the engine
-# The whole of the engine's data parallelism is a class with three methods. The middle of it, as it runs:
+# The engine's data parallelism is one class; what this lesson does takes three of its methods, and the rest is lesson 11's. What a hook calls, as it runs:
 
 # %% name="lives"
 course.source(Zero._launch_ready)
