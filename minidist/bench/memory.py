@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from minidist import ranks as pool
@@ -99,11 +98,6 @@ def _activations(step: Step, batch: Batch) -> int:
     zero.after_backward()
     zero.finish()
     return found
-
-
-def to_json(rows: Sequence[Row]) -> str:
-    """One JSON object a line, one line a stage."""
-    return "\n".join(json.dumps(asdict(one)) for one in rows)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from minidist.bench.measure import Series
 
@@ -137,8 +138,8 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def to_json(rows: Sequence[Row]) -> str:
-    """One JSON object a line, one line a row."""
+def to_json(rows: Sequence[Any]) -> str:
+    """One JSON object a line, one line a row; the rows of any bench."""
     return "\n".join(json.dumps(asdict(one)) for one in rows)
 
 

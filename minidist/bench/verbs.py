@@ -27,11 +27,11 @@ def zero(args: argparse.Namespace) -> int:
 
 def memory(args: argparse.Namespace) -> int:
     """What a rank holds at ZeRO's four stages, by kind, measured beside the closed forms"""
-    from minidist.bench import memory
+    from minidist.bench import memory, report
 
     memory.check(args.ranks)
     rows = memory.run(args.ranks)
-    print(memory.to_json(rows) if args.json else memory.table(rows))
+    print(report.to_json(rows) if args.json else memory.table(rows))
     if args.plot:
         memory.plot(rows, Path(args.plot))
     return GOOD

@@ -17,7 +17,7 @@ same shards of all copies are summed over `replicas`, once a step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -170,7 +170,7 @@ class Zero:
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The model with all its weights whole, to look at. Collective at stage 3, where they are freed again at the end."""
-        with self.gather.everything() if self.gather else _nothing():
+        with self.gather.everything() if self.gather else nullcontext():
             yield self.model
 
     @property
@@ -295,11 +295,6 @@ class Zero:
 def _put(value: Tensor, into: Tensor) -> None:
     if value is not into:
         into.copy_(value)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _refuse(stage: int, group: Group, replicas: Group | None) -> None:

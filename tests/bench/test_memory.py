@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minidist.bench import memory
+from minidist.bench import memory, report
 from minidist.cli import main
 
 
@@ -29,7 +29,7 @@ def test_table_and_picture(rows, tmp_path):
     assert "18.000" in text and "1,292,280 parameters" in text
     memory.plot(rows, tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
-    assert [json.loads(line)["stage"] for line in memory.to_json(rows).splitlines()] == [0, 1, 2, 3]
+    assert [json.loads(line)["stage"] for line in report.to_json(rows).splitlines()] == [0, 1, 2, 3]
 
 
 def test_bad_ranks(capsys):
