@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 GOOD, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-FOREVER_S = 30 * 24 * 3600.0  # a training run may take as long as it likes; each collective has its own deadline
+SETTINGS = ("train", "eval", "generate")  # verbs that take `--section.key value`
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,30 +79,31 @@ def data_show(args: argparse.Namespace) -> int:
 def train(args: argparse.Namespace) -> int:
     """train a model, on one rank or many"""
     from minidist.train import config as configs
+    from minidist.train import launch
 
-    world = int(os.environ["WORLD_SIZE"]) if _under_torchrun() else None
-    if world and args.ranks not in (None, world):
-        raise ValueError(f"--ranks {args.ranks}: torchrun has started {world} ranks, leave --ranks out")
-    if args.ranks is not None and args.ranks < 1:
-        raise ValueError(f"--ranks {args.ranks}: give at least 1")
-    ranks = world or args.ranks or 1
-    config = configs.load(args.recipe, args.overrides, ranks=ranks)
+    ranks = launch.count(args.ranks)
+    config = configs.load(args.recipe, args.overrides, ranks=ranks, trace=args.trace)
     configs.check(config, ranks)
 
+    from minidist.train import loop
     from minidist.train.build import open_text
 
     open_text(config)  # the text is built, or refused, before any rank starts
-    summary = _run_training(config, ranks)
+    summary = launch.run(loop.train, config)
     if args.json and summary is not None:
         print(json.dumps(summary))
     return GOOD
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """loss of a trained model on held-out text"""
+    """loss of a trained model on held-out text, on one rank or many"""
+    from minidist.train import launch
     from minidist.train.trained import evaluate_trained
 
-    result = evaluate_trained(Path(args.run), args.data, args.samples)
+    ranks = launch.count(args.ranks)
+    result = evaluate_trained(Path(args.run), args.data, args.samples, overrides=args.overrides, ranks=ranks)
+    if result is None:
+        return GOOD
     if args.json:
         print(json.dumps(result))
     else:
@@ -114,12 +115,14 @@ _TEXT_OF_EVAL = "{checkpoint}: loss {loss:.4f} nats a token, perplexity {perplex
 
 
 def generate(args: argparse.Namespace) -> int:
-    """text from a trained model"""
+    """text from a trained model, on one rank or many"""
+    from minidist.train import launch
     from minidist.train.trained import generate_trained
 
-    options = {key: getattr(args, key) for key in ("tokens", "temperature", "top_k", "seed")}
-    text = generate_trained(Path(args.run), args.prompt, **options)
-    print(json.dumps({"prompt": args.prompt, "text": text}) if args.json else args.prompt + text)
+    options = {key: getattr(args, key) for key in ("tokens", "temperature", "top_k", "seed", "overrides")}
+    result = generate_trained(Path(args.run), args.prompt, ranks=launch.count(args.ranks), **options)
+    if result is not None:
+        print(json.dumps(result) if args.json else args.prompt + result["text"])
     return GOOD
 
 
@@ -136,6 +139,15 @@ def plot(args: argparse.Namespace) -> int:
         runs[label if equals else Path(path).name] = file
     words = plot_losses(runs, Path(args.out), args.title)
     print(json.dumps({"out": args.out, "text": words}) if args.json else f"{args.out}\n{words}")
+    return GOOD
+
+
+def trace(args: argparse.Namespace) -> int:
+    """join the traces of a run's ranks for Perfetto, and sum them up"""
+    from minidist.core.trace import report
+
+    found, words = report(args.run, out=args.out, step=args.step, plot=args.plot)
+    print(json.dumps(found) if args.json else words)
     return GOOD
 
 
@@ -170,6 +182,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "eval": evaluate,
     "generate": generate,
     "plot": plot,
+    "trace": trace,
     "grade": grade,
     "bench": bench,
 }
@@ -183,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         _expect_verb(words)
-        words, overrides = split_overrides(words) if words[:1] == ["train"] else (words, [])
+        words, overrides = split_overrides(words) if words and words[0] in SETTINGS else (words, [])
         args = parser().parse_args(words)
         args.overrides = overrides
         return args.verb(args)
@@ -261,26 +274,10 @@ def parser() -> Parser:
 
     one = _verb(verbs, "train", train, add_help=False)
     one.add_argument("recipe", metavar="RECIPE", help="a TOML file, or a recipe shipped with the package, such as tiny")
-    one.add_argument("--ranks", type=int, help="local ranks to start; layout.dp takes them unless you state it")
-    one.add_argument("-h", "--help", action=_TrainHelp, nargs=0, help="this, and every --section.key")
+    one.add_argument("--trace", action="store_true", help="write a trace of steps 2 to 4, or those of metrics.trace")
+    _ranks(one)
 
-    one = _verb(verbs, "eval", evaluate)
-    one.add_argument("run", metavar="RUN", help="a run folder such as runs/tiny, or one checkpoint in it")
-    one.add_argument("--data", help="a corpus folder; default: the one it was trained on")
-    one.add_argument("--samples", type=int, default=0, help="held-out sequences, spread evenly; 0 (default) takes all")
-
-    one = _verb(verbs, "generate", generate)
-    one.add_argument("run", metavar="RUN", help="a run folder such as runs/tiny, or one checkpoint in it")
-    one.add_argument("--prompt", default="def ", help="text to go on from; default %(default)r")
-    one.add_argument("--tokens", type=int, default=200, help="default %(default)s")
-    one.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest; default %(default)s")
-    one.add_argument("--top-k", type=int, default=0, help="draw among that many likeliest; 0 (default): all")
-    one.add_argument("--seed", type=int, default=0, help="the same seed gives the same text; default %(default)s")
-
-    one = _verb(verbs, "plot", plot)
-    one.add_argument("runs", metavar="RUN", nargs="+", help="run folders, or LABEL=FOLDER")
-    one.add_argument("--out", default="loss.png", help="default %(default)s")
-    one.add_argument("--title", default="")
+    _run_verbs(verbs)
 
     one = _verb(verbs, "grade", grade)
     one.add_argument("path", metavar="PATH", help="a notebook, or a folder of notebooks")
@@ -303,6 +300,34 @@ def _verb(verbs: Any, name: str, function: Callable, *, as_json: bool = True, **
     return one
 
 
+def _run_verbs(verbs: Any) -> None:
+    one = _verb(verbs, "eval", evaluate, add_help=False)
+    one.add_argument("run", metavar="RUN", help="a run folder such as runs/tiny, or one checkpoint in it")
+    one.add_argument("--data", help="a corpus folder; default: the one it was trained on")
+    one.add_argument("--samples", type=int, default=0, help="held-out sequences, spread evenly; 0 (default) takes all")
+    _ranks(one, "layout")
+
+    one = _verb(verbs, "generate", generate, add_help=False)
+    one.add_argument("run", metavar="RUN", help="a run folder such as runs/tiny, or one checkpoint in it")
+    one.add_argument("--prompt", default="def ", help="text to go on from; default %(default)r")
+    one.add_argument("--tokens", type=int, default=200, help="default %(default)s")
+    one.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest; default %(default)s")
+    one.add_argument("--top-k", type=int, default=0, help="draw among that many likeliest; 0 (default): all")
+    one.add_argument("--seed", type=int, default=0, help="the same seed gives the same text; default %(default)s")
+    _ranks(one, "layout")
+
+    one = _verb(verbs, "plot", plot)
+    one.add_argument("runs", metavar="RUN", nargs="+", help="run folders, or LABEL=FOLDER")
+    one.add_argument("--out", default="loss.png", help="default %(default)s")
+    one.add_argument("--title", default="")
+
+    one = _verb(verbs, "trace", trace)
+    one.add_argument("run", metavar="RUN", help="a run folder such as runs/tiny, trained with --trace, or a file of one")
+    one.add_argument("--out", help="the joined trace; default: trace.json in the run folder")
+    one.add_argument("--step", type=int, help="sum up and draw this step alone; default: all traced ones")
+    one.add_argument("--plot", metavar="FILE", help="draw it as a PNG")
+
+
 def _data_verbs(verbs: Any) -> None:
     group = verbs.add_parser("data", help="build and show token files", allow_abbrev=False)
     group.set_defaults(verb=lambda args: group.print_help() or USAGE)
@@ -316,40 +341,26 @@ def _data_verbs(verbs: Any) -> None:
     one.add_argument("--tokenizer", default="byte", help="of stdlib; default %(default)s")
 
 
-class _TrainHelp(argparse.Action):
-    """Prints the options of `train` and then the whole documented configuration."""
+def _ranks(one: Parser, section: str | None = None) -> None:
+    """`--ranks` of a verb that runs a model, and a help that shows the settings that it takes: all, or those of one section."""
+    one.add_argument("--ranks", type=int, help="local ranks to start, default 1; layout.dp takes them unless you state it")
+    one.add_argument("-h", "--help", action=_Help, nargs=0, const=section, help="this, and every --section.key it takes")
+
+
+class _Help(argparse.Action):
+    """Prints the options of a verb and then the settings that it takes, with their documentation."""
 
     def __call__(self, parser, *_):
         from minidist.train import config as configs
 
         print(parser.format_help())
-        print(f"recipes: {', '.join(configs.recipes())}\n")
-        print("every setting, also in a TOML file as key = value under its [section]:\n")
-        print(configs.help_text())
+        if self.const:
+            print("the run is loaded at any layout, by default on one rank, whatever layout it was trained at:\n")
+        else:
+            print(f"recipes: {', '.join(configs.recipes())}\n")
+            print("every setting, also in a TOML file as key = value under its [section]:\n")
+        print(configs.help_text(self.const))
         raise SystemExit(GOOD)
-
-
-def _run_training(config: Any, ranks: int) -> dict[str, Any] | None:
-    """Train on ranks that torchrun has started, on local ranks of our own, or here. None on a rank that has no say."""
-    from minidist.core import mesh as meshes
-    from minidist.core.device import for_rank
-    from minidist.train.loop import train
-
-    if _under_torchrun():
-        rank = int(os.environ["RANK"])
-        meshes.connect(rank, ranks, "env://")
-        summary = train(meshes.Mesh(config.layout, rank, device=for_rank(rank, ranks)), config)
-        meshes.disconnect()
-        return summary if rank == 0 else None
-    if ranks == 1:
-        return train(meshes.Mesh(config.layout, device=for_rank(0, 1)), config)
-    from minidist import ranks as pool
-
-    return pool.run(train, ranks, config, layout=config.layout, timeout_s=FOREVER_S, check=False)[0]
-
-
-def _under_torchrun() -> bool:
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def _corpus(found: Any) -> dict[str, Any]:

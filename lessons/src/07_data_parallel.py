@@ -548,7 +548,7 @@ def corners(mesh, odd):
         sum(losses).backward()
     zero.finish()
     calls = [line.shape for line in mesh.tape.select(tag="grad")]
-    return [p.grad.flatten().tolist() for p in model.parameters()], calls
+    return [total.tolist() for _, total in zero.gradients()], calls
 
 
 ((reference, _),) = ranks.run(corners, 1, True)

@@ -8,8 +8,9 @@ ranks, which is our one division by the tokens of the global batch, since here a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,14 +55,17 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(layers=2, width=32, ffn=64, vocab=64, rows=2, seq_len=16),
+    "tiny": Size(layers=2, width=64, ffn=64, vocab=64, rows=2, seq_len=16),
     "small": Size(layers=4, width=256, ffn=704, vocab=256, rows=1, seq_len=64),
     "large": Size(layers=4, width=256, ffn=704, vocab=256, rows=12, seq_len=256),
 }
 """small: most of a step is communication; large: most of it is compute; tiny shows that the bench works, no more"""
 
 
-def check(ranks: int, pairs: int, sizes: str, stage: int | None) -> None:
+Theirs = Callable[[Mesh, Config, Sequence[Batch]], Side]
+
+
+def check(ranks: int, pairs: int, sizes: str, stage: int | None = None) -> None:
     """Refuse, before any rank starts, what cannot be measured. ValueError with option, value and remedy."""
     if ranks < 2:
         raise ValueError(f"--ranks {ranks}: give at least 2, one rank has nobody to share anything with")
@@ -84,16 +88,16 @@ def run(ranks: int, pairs: int, sizes: str, stage: int | None = None) -> list[Ro
     rows = []
     for size in sizes.split(","):
         for one in PEERS if stage is None else (stage,):
-            config = config_of(one, SIZES[size], ranks, steps=WARMUPS + pairs + COUNTED)
+            config = config_of({"dp": ranks, "zero": one}, SIZES[size], ranks, steps=WARMUPS + pairs + COUNTED)
             name = f"stage {one}"
-            work = (compare, ranks, config, f"{name}, {size}", pairs)
+            work = (compare, ranks, config, torchs, f"{name}, {size}", pairs)
             seen = pool.run(*work, layout=config.layout, timeout_s=TIMEOUT_S, check=False)
             rows.append(row(name, PEERS[one], size, seen, LOSS_BOUND))
     return rows
 
 
-def config_of(stage: int, size: Size, ranks: int, steps: int) -> Config:
-    """fp32 and AdamW as they are by default, at a constant rate."""
+def config_of(layout: dict[str, Any], size: Size, ranks: int, steps: int, micro_batches: int = 1) -> Config:
+    """fp32 and AdamW as they are by default, at a constant rate; `micro_batches` of `size.rows` sequences on each dp place."""
     heads = size.width // 32
     shape = {
         "layers": size.layers,
@@ -103,11 +107,12 @@ def config_of(stage: int, size: Size, ranks: int, steps: int) -> Config:
         "ffn": size.ffn,
         "vocab": size.vocab,
     }
-    batch = {"micro_batch": size.rows, "global_batch": size.rows * ranks, "seq_len": size.seq_len, "steps": steps}
+    rows = size.rows * layout.get("dp", 1) * micro_batches
+    batch = {"micro_batch": size.rows, "global_batch": rows, "seq_len": size.seq_len, "steps": steps}
     config = configs.from_dict(
         {
             "model": shape,
-            "layout": {"dp": ranks, "zero": stage},
+            "layout": layout,
             "train": batch,
             "optim": {"warmup": 0, "min_lr_ratio": 1.0},
         }
@@ -116,10 +121,11 @@ def config_of(stage: int, size: Size, ranks: int, steps: int) -> Config:
     return config
 
 
-def compare(mesh: Mesh, config: Config, title: str, pairs: int) -> Series:
-    """The program of a rank: both sides, in turns."""
-    batches = [batch_of(config, mesh.rank, number).to(mesh.device) for number in range(config.train.steps)]
-    sides = [ours(mesh, config, batches), torchs(mesh, config, batches)]
+def compare(mesh: Mesh, config: Config, theirs: Theirs, title: str, pairs: int) -> Series:
+    """The program of a rank: both sides, in turns. Their loss is the mean over the ranks of what `theirs` returns."""
+    place = mesh.coordinates["dp"]
+    batches = [batch_of(config, place, number).to(mesh.device) for number in range(config.train.steps)]
+    sides = [ours(mesh, config, batches), theirs(mesh, config, batches)]
 
     def say(text: str) -> None:
         if mesh.rank == 0:
@@ -131,10 +137,11 @@ def compare(mesh: Mesh, config: Config, title: str, pairs: int) -> Series:
     return series
 
 
-def batch_of(config: Config, rank: int, number: int) -> Batch:
-    """A rank's micro-batch of step `number`: rows that count in strides of their own, so that there is something to learn."""
-    rows, seq_len, vocab = config.train.micro_batch, config.train.seq_len, config.model.vocab
-    samples = torch.arange(rows) + (number * config.layout.dp + rank) * rows
+def batch_of(config: Config, place: int, number: int) -> Batch:
+    """The batch of a dp place in step `number`: rows that count, each in its own stride, so that it can be learned."""
+    rows = config.train.global_batch // config.layout.dp
+    seq_len, vocab = config.train.seq_len, config.model.vocab
+    samples = torch.arange(rows) + (number * config.layout.dp + place) * rows
     draw = torch.Generator().manual_seed(int(samples[0]))
     begin, stride = torch.randint(vocab, (rows, 1), generator=draw), torch.randint(1, 4, (rows, 1), generator=draw)
     windows = (begin + stride * torch.arange(seq_len + 1)) % vocab
@@ -143,8 +150,9 @@ def batch_of(config: Config, rank: int, number: int) -> Batch:
 
 def ours(mesh: Mesh, config: Config, batches: Sequence[Batch]) -> Side:
     """Our engine; the loss of a step is that of the whole job."""
-    step = Step(runtime(mesh, config), mesh, config)
-    return lambda number: step.run([batches[number]]).loss
+    step, rows = Step(runtime(mesh, config), mesh, config), config.train.micro_batch
+    cut = [[batch.rows(a, a + rows) for a in range(0, len(batch.tokens), rows)] for batch in batches]
+    return lambda number: step.run(cut[number]).loss
 
 
 def torchs(mesh: Mesh, config: Config, batches: Sequence[Batch]) -> Side:

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 AXES = ("pp", "dp", "cp", "tp")  # of the mesh, outer to inner
+CP_ATTENTION = ("ring", "gather", "ulysses")
 GROUPS = ("world", *AXES, "dp_cp", "ep", "expert_dp", "shard", "replicate", "tied")
 
 
@@ -41,12 +42,32 @@ class Layout:
     reshard: bool = True
     """with zero = 3: free a block's weights after forward and gather them again for backward. false keeps them between the
     two: a third less traffic, and the whole weights held at the peak"""
+    bucket: int = 25
+    """with zero = 0: MiB of gradients that may travel together. Fewer and longer reductions waste less time, but the next one
+    starts later; 0 sends every block alone"""
+    sp: bool = False
+    """with tp > 1: sequence parallelism. Norms, dropout and the residual stream work on a shard of the sequence on each
+    tensor-parallel rank"""
+    sp_regather: bool = True
+    """with sp: gather a block's input again in backward: less memory, a quarter more bytes. false keeps what was gathered"""
+    cp_attention: str = "ring"
+    """with cp > 1, how attention sees the whole sequence: "ring" (keys and values go round), "gather" (all of them at once)
+    or "ulysses" (heads for sequence, and back)"""
+    schedule: str = "1f1b"
+    """with pp > 1: gpipe, 1f1b, interleaved, bfs, zb-h1, zb-v or dualpipe-v, or a file with a schedule of your own (text, or
+    torch's .csv)"""
+    chunks: int = 0
+    """with pp > 1: stages that each rank holds; 0 means what the schedule needs, which is 1, or 2"""
+    split: str = "even"
+    """with pp > 1, layers of each stage: "even", "cost" (the output head counts as work) or numbers such as "3,3,2" """
 
     def __post_init__(self):
         for field in fields(self):
-            size, least = getattr(self, field.name), 0 if field.name in ("shard", "zero") else 1
-            if field.name != "reshard" and (not isinstance(size, int) or isinstance(size, bool) or size < least):
+            size, least = getattr(self, field.name), 0 if field.name in ("shard", "zero", "bucket", "chunks") else 1
+            if field.type == "int" and (not isinstance(size, int) or isinstance(size, bool) or size < least):
                 raise ValueError(f"layout.{field.name} = {size!r}: give a whole number of at least {least}")
+        if self.cp_attention not in CP_ATTENTION:
+            raise ValueError(f"layout.cp_attention = {self.cp_attention!r}: use one of {', '.join(CP_ATTENTION)}")
         if self.zero > 3:
             raise ValueError(f"layout.zero = {self.zero}: ZeRO has stages 0 to 3, use one of them")
         places = self.dp * self.cp
@@ -106,7 +127,7 @@ class Layout:
         """Refuse a model that this layout cannot cut evenly, naming both numbers."""
         for axis, size, what, count in (
             ("tp", self.tp, "heads", heads),
-            ("tp", self.tp, "kv_heads", kv_heads),
+            ("tp", self.tp, "kv_heads", self.tp if self.tp % kv_heads == 0 else kv_heads),  # fewer are held several times
             ("tp", self.tp, "ffn", ffn),
             ("ep", self.ep, "experts", experts or self.ep),
         ):
@@ -132,6 +153,11 @@ class Layout:
             raise ValueError(
                 f"train.seq_len = {seq_len} does not divide into 2 x cp = {2 * self.cp} zig-zag pieces: "
                 f"use a multiple of {2 * self.cp}"
+            )
+        if self.sp and seq_len % (self.cp * self.tp):
+            raise ValueError(
+                f"train.seq_len = {seq_len} does not divide into cp x tp = {self.cp} x {self.tp} sequence shards: "
+                f"use a multiple of {self.cp * self.tp}, or layout.sp = false"
             )
 
     def _check_rank(self, rank: int) -> None:

@@ -155,6 +155,21 @@ def extract(record: Slice, whole: Tensor) -> Tensor:
     return local
 
 
+def shared(record: Slice, piece: Slice) -> np.ndarray:
+    """What `piece` owns of the elements of `record`, two slices of one whole tensor, as int64 (runs, 3).
+
+    Each run is (offset in the local tensor of `record`, offset in that of `piece`, length).
+    """
+    wanted, owned = record.run_table(), piece.run_table((OWN,))
+    owned = owned[owned[:, 1].argsort()]  # they do not overlap, so their ends are sorted too
+    first = np.searchsorted(owned[:, 1] + owned[:, 2], wanted[:, 1], side="right")
+    counts = np.searchsorted(owned[:, 1], wanted[:, 1] + wanted[:, 2]) - first
+    nth = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # 0, 1, ... within each wanted run
+    a, b = np.repeat(wanted, counts, axis=0), owned[np.repeat(first, counts) + nth]
+    start, stop = np.maximum(a[:, 1], b[:, 1]), np.minimum(a[:, 1] + a[:, 2], b[:, 1] + b[:, 2])
+    return np.stack([a[:, 0] + start - a[:, 1], b[:, 0] + start - b[:, 1], stop - start], axis=1)
+
+
 def by_name(pieces: Iterable[tuple[Slice, Tensor]]) -> Iterator[tuple[str, list[tuple[Slice, Tensor]]]]:
     """Group pieces by the whole tensor they belong to, in order of first appearance."""
     groups: dict[str, list[tuple[Slice, Tensor]]] = {}

@@ -59,16 +59,28 @@ class Line:
         )
 
 
+@dataclass(frozen=True)
+class Span:
+    """What a rank worked on between two moments (seconds, of the lines' clock): an action of a pipeline schedule."""
+
+    name: str
+    """as the action writes itself, such as "F3" or "B0.1" """
+    start: float
+    finish: float
+
+
 class Tape:
     """The lines of one rank, in order of launch. Plain data: picklable, printable, and cheap to keep (about 2 us a line)."""
 
     def __init__(self, rank: int = 0):
         self.rank = rank
         self.lines: list[Line] = []
+        self.spans: list[Span] = []
+        """the work between them, where something notes it: the pipeline's runtime does"""
 
     def clear(self) -> None:
-        """Forget all lines."""
-        self.lines = []
+        """Forget everything."""
+        self.lines, self.spans = [], []
 
     def select(self, tag: str | None = None, op: str | None = None, group: str | None = None) -> list[Line]:
         """Lines with this tag, operation and group; None means any, except that "check" lines must be asked for."""

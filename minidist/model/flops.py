@@ -2,7 +2,8 @@
 
 A multiply and an add are two operations. Counted: the products of activations with weight matrices, and the two products
 of attention. Not counted: the embedding (a look-up), norms, softmax, activations, the optimizer; about 1 % together.
-Backward costs twice the forward, so a trained token costs three times a forward one: 6 per matrix weight.
+Backward costs twice the forward, so a trained token costs three times a forward one: 6 per matrix weight. Of experts, those
+count that a token visits, the shared one and the router among them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from minidist.model.config import ModelConfig
 
 CONVENTION = (
     "MFU = tokens/s x model FLOPs a token / peak FLOP/s. Model FLOPs a token = 6 x matmul weights (output head counted, "
-    "input embedding not) + 6 x layers x seq_len x width for causal attention (half of the full square). "
-    "Recomputed work is not useful work: it does not raise MFU."
+    "input embedding not; of experts those a token visits) + 6 x layers x seq_len x width for causal attention (half of the "
+    "full square). Recomputed work is not useful work: it does not raise MFU."
 )
 
 
@@ -35,16 +36,20 @@ def parameters(cfg: ModelConfig) -> int:
     """Elements of all parameters, a tied matrix once."""
     norms = cfg.width * (2 * cfg.layers + 1)
     embedding = 0 if cfg.tied else cfg.vocab * cfg.width
-    return matmul_weights(cfg) + embedding + norms
+    idle = max(cfg.experts - cfg.top_k, 0) * 3 * cfg.width * cfg.ffn  # of a block, what one token does not visit
+    return matmul_weights(cfg) + cfg.layers * idle + embedding + norms
 
 
 def matmul_weights(cfg: ModelConfig, mlp_matrices: int = 3) -> int:
-    """Elements of all matrices that multiply an activation: projections, feed-forward, output head (tied or not).
+    """Elements of all matrices that one token's activations meet: projections, feed-forward, output head (tied or not).
 
-    `mlp_matrices`: 3 is our gated feed-forward (gate, up, down), 2 a classic one.
+    `mlp_matrices`: 3 is our gated feed-forward (gate, up, down), 2 a classic one. Of experts those that a token visits count,
+    and the router: without the head, the "active parameters" of a mixture.
     """
     attention = 2 * cfg.width * cfg.width + 2 * cfg.width * cfg.kv_heads * cfg.head_width  # q, o; k, v
-    return cfg.layers * (attention + mlp_matrices * cfg.width * cfg.ffn) + cfg.width * cfg.vocab
+    hidden = cfg.top_k * cfg.ffn + cfg.shared_ffn if cfg.experts else cfg.ffn  # features that a token passes
+    block = attention + mlp_matrices * cfg.width * hidden + cfg.experts * cfg.width
+    return cfg.layers * block + cfg.width * cfg.vocab
 
 
 def forward_flops(cfg: ModelConfig, seq_len: int, causal: bool = True, mlp_matrices: int = 3) -> Flops:

@@ -2,10 +2,12 @@
 
 Names of parameters are the same everywhere (checkpoints, initialisation, slices): `embedding.weight`,
 `blocks.0.attention_norm.weight`, `blocks.0.attention.q.weight`, ..., `blocks.0.ffn.down.weight`, `norm.weight`,
-`head.weight` (absent when tied).
+`head.weight` (absent when tied). Where there are experts, `blocks.0.ffn.router.weight`, `blocks.0.ffn.experts.down`, ...
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,10 @@ from minidist.core import random
 from minidist.core.random import DropoutKey
 from minidist.core.slices import Slice
 from minidist.model.attention import attend
+from minidist.model.balance import Routing
 from minidist.model.config import ModelConfig
+from minidist.model.loss import loss_sum
+from minidist.model.moe import MoE, clear_bias
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines, each (B,1,S,K) or (1,1,S,K)
 
@@ -44,10 +49,11 @@ class Attention(nn.Module):
         self.v = nn.Linear(cfg.width, cfg.kv_heads * cfg.head_width, bias=False)
         self.o = nn.Linear(cfg.heads * cfg.head_width, cfg.width, bias=False)
         self.attend = attend  # a plain function of (q, k, v, documents): what another attention replaces
+        self.project = project  # and what layers that are cut replace
 
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
         """(B,S,D) -> (B,S,D). The number of heads is read off the projections, so a slice of the heads works too."""
-        q, k, v = (self.split(proj(x)) for proj in (self.q, self.k, self.v))  # (B,H,S,K), (B,G,S,K) twice
+        q, k, v = (self.split(y) for y in self.project(x, self.q, self.k, self.v))  # (B,H,S,K), (B,G,S,K) twice
         out, _ = self.attend(rotate(q, rope), rotate(k, rope), v, documents)
         return self.o(out.transpose(1, 2).flatten(2))
 
@@ -59,15 +65,17 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate x) * up x) (Shazeer 2020)."""
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, width: int, ffn: int):
         super().__init__()
-        self.gate = nn.Linear(cfg.width, cfg.ffn, bias=False)
-        self.up = nn.Linear(cfg.width, cfg.ffn, bias=False)
-        self.down = nn.Linear(cfg.ffn, cfg.width, bias=False)
+        self.gate = nn.Linear(width, ffn, bias=False)
+        self.up = nn.Linear(width, ffn, bias=False)
+        self.down = nn.Linear(ffn, width, bias=False)
+        self.project = project
 
     def forward(self, x: Tensor) -> Tensor:
         """(B,S,D) -> (B,S,D)."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = self.project(x, self.gate, self.up)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -80,12 +88,24 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(cfg.width, cfg.norm_eps)
         self.attention = Attention(cfg)
         self.ffn_norm = RMSNorm(cfg.width, cfg.norm_eps)
-        self.ffn = FeedForward(cfg)
+        if cfg.experts:
+            self.ffn = MoE(cfg, layer, FeedForward(cfg.width, cfg.shared_ffn) if cfg.shared_ffn else None)
+        else:
+            self.ffn = FeedForward(cfg.width, cfg.ffn)
 
-    def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None, dropout: DropoutKey | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: Rope,
+        documents: Tensor | None = None,
+        dropout: DropoutKey | None = None,
+        routing: Routing | None = None,
+    ) -> Tensor:
         """(B,S,D) -> (B,S,D)."""
         x = x + drop(self.attention(self.attention_norm(x), rope, documents), self.dropout, dropout, self.layer, "attention")
-        return x + drop(self.ffn(self.ffn_norm(x)), self.dropout, dropout, self.layer, "ffn")
+        y = self.ffn_norm(x)
+        y = self.ffn(y, routing) if isinstance(self.ffn, MoE) else self.ffn(y)
+        return x + drop(y, self.dropout, dropout, self.layer, "ffn")
 
 
 class Transformer(nn.Module):
@@ -98,11 +118,13 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.layers))
         self.norm = RMSNorm(cfg.width, cfg.norm_eps)
         self.head = nn.Linear(cfg.width, cfg.vocab, bias=False)
+        self.loss_sum = loss_sum  # of logits and targets: what a vocabulary that is cut replaces,
+        self.all_logits = whole  # and what makes its logits whole again
         self.tie()
 
     def tie(self) -> None:
         """Make head and embedding one parameter again; needed after `to_empty`, which gives each a storage of its own."""
-        if self.cfg.tied:
+        if self.cfg.tied and self.head is not None:
             self.head.weight = self.embedding.weight
 
     def forward(
@@ -111,13 +133,15 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         dropout: DropoutKey | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Next-token logits (B,S,V) of tokens (B,S).
 
         `positions` (B,S) or (S,), default 0..S-1; `documents` (B,S): a token sees earlier tokens of its own document
-        only (None: the row is one document); `dropout`: the key of the masks, None for no dropout (evaluation).
+        only (None: the row is one document); `dropout`: the key of the masks, None for no dropout (evaluation); `routing`: what
+        routers need to know and what they leave, None for none of their losses (evaluation).
         """
-        return self.logits(self.body(self.embed(tokens, dropout), positions, documents, dropout))
+        return self.logits(self.body(self.embed(tokens, dropout), positions, documents, dropout, routing))
 
     def embed(self, tokens: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """(B,S) -> hidden state (B,S,D)."""
@@ -129,18 +153,30 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         dropout: DropoutKey | None = None,
+        routing: Routing | None = None,
+        blocks: Iterable[nn.Module] | None = None,
     ) -> Tensor:
-        """The blocks that are held: (B,S,D) -> (B,S,D)."""
+        """Through `blocks`, default all that are held: (B,S,D) -> (B,S,D)."""
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
         rope = rotary(positions, self.cfg.head_width, self.cfg.rope_theta, x.dtype)
-        for block in self.blocks:
-            x = block(x, rope, documents, dropout)
+        for block in self.blocks if blocks is None else blocks:
+            x = block(x, rope, documents, dropout, routing)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
         """(B,S,D) -> (B,S,V)."""
         return self.head(self.norm(x))
+
+
+def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Several linear layers on one input."""
+    return tuple(layer(x) for layer in layers)
+
+
+def whole(x: Tensor) -> Tensor:
+    """What is whole already."""
+    return x
 
 
 def rotary(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> Rope:
@@ -173,12 +209,12 @@ def drop(x: Tensor, p: float, key: DropoutKey | None, layer: int, site: str) -> 
 def initial(name: str, cfg: ModelConfig) -> float | None:
     """Standard deviation of the initial values of parameter `name`, or None for ones (norms).
 
-    0.02 as in GPT-2, and its 1/sqrt(2 layers) for the two matrices of a block that write into the residual stream, so
+    0.02 as in GPT-2, and its 1/sqrt(2 layers) for the matrices of a block that write into the residual stream, so
     that its variance does not grow with depth. The whole model's shape counts, never a slice's.
     """
     if "norm" in name:
         return None
-    writes_residual = name.endswith(("attention.o.weight", "ffn.down.weight"))
+    writes_residual = name.endswith(("attention.o.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down"))
     return 0.02 * (2 * cfg.layers) ** -0.5 if writes_residual else 0.02
 
 
@@ -186,6 +222,7 @@ def initial(name: str, cfg: ModelConfig) -> float | None:
 def initialise(model: Transformer, seed: int) -> None:
     """Fill a plain, whole model (any device and dtype, not meta) with the values of (seed, name)."""
     model.tie()
+    clear_bias(model)
     for name, parameter in model.named_parameters():
         std = initial(name, model.cfg)
         if std is None:

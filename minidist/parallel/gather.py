@@ -23,7 +23,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from minidist.core import comm
-from minidist.core.mesh import Group
 from minidist.core.work import Work
 from minidist.parallel.units import Unit
 
@@ -33,9 +32,9 @@ FORWARD, BACKWARD, OUTSIDE = 1, -1, 0
 class Gather:
     """Gathers and frees the weights of `units`, by hooks on the modules of `model` that use them."""
 
-    def __init__(self, model: nn.Module, units: list[Unit], group: Group, keep: bool):
+    def __init__(self, model: nn.Module, units: list[Unit], keep: bool):
         """`keep`: weights gathered in forward stay until backward has used them, as those of the last site always do."""
-        self.units, self.group, self.keep = units, group, keep
+        self.units, self.keep = units, keep
         sites = sites_of(model, units)
         self.throughout = sites.pop("", [])
         """units that the root module itself owns: live during the whole of a pass"""
@@ -142,7 +141,8 @@ class Gather:
 
     def _launch(self, unit: Unit) -> None:
         if not unit.live:
-            work = comm.all_gather(unit.shard, self.group, out=unit.allocate(), tag="weight", async_op=True)
+            group = unit.sharing.gathers or unit.sharing.group
+            work = comm.all_gather(unit.shard, group, out=unit.allocate(), tag="weight", async_op=True)
             self._live[unit.name] = (unit, work)
 
     def _wait(self, units: list[Unit]) -> None:

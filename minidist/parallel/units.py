@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from minidist.core.mesh import Group
 from minidist.core.slices import Slice
 
 Fill = Callable[[Slice], Tensor]  # a record -> its initial values (numel,), in any float dtype
@@ -20,7 +21,7 @@ def units_of(model: nn.Module) -> dict[str, list[str]]:
 
     A block of `model.blocks` is a unit; so is every other child, except that a final norm joins its head. A parameter used
     in two places is a unit of its own, so that it lies padded the same wherever it lives; so are the frozen ones of a unit,
-    which have no gradient to reduce.
+    which have no gradient to reduce, and those that are reduced over other ranks (`.over`).
     """
     seen: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -31,12 +32,52 @@ def units_of(model: nn.Module) -> dict[str, list[str]]:
         unit = ".".join(parts[:2]) if parts[0] == "blocks" else parts[0]
         if unit == "norm" and hasattr(model, "head"):
             unit = "head"
-        if seen[id(parameter)] > 1:
+        if seen[id(parameter)] > 1 or tied(parameter):
             unit = f"tied {name}"
+        if hasattr(parameter, "over"):
+            unit += f" ({parameter.over})"
         if not parameter.requires_grad:
             unit += " (frozen)"
         units.setdefault(unit, []).append(name)
     return units
+
+
+def tied(parameter: nn.Parameter) -> bool:
+    """Whether another pipeline stage holds this parameter too, so that its gradient is a term of a sum over both."""
+    return hasattr(parameter, "slice") and "pp" in parameter.slice.replicated
+
+
+def joined(units: dict[str, list[str]], sizes: dict[str, int], limit: int) -> dict[str, list[str]]:
+    """Neighbouring units made one while their elements (`sizes`, of each parameter) stay within `limit`: DDP's buckets.
+
+    Li et al. 2020, "PyTorch Distributed", section 3.2.2. Filled from the last unit, whose gradient comes first, so that the
+    reduction that nothing hides, the last, is the short one. Tied, frozen and expert units stay alone.
+    """
+    runs: list[list[str]] = []
+    room = -1
+    for name, names in reversed(units.items()):
+        size = sum(sizes[n] for n in names)
+        alone = name.startswith("tied ") or name.endswith(")")
+        if size <= room and not alone:
+            runs[-1].insert(0, name)
+            room -= size
+        else:
+            runs.append([name])
+            room = -1 if alone else limit - size
+    title = {run[0]: run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs}
+    return {title[run[0]]: [n for name in run for n in units[name]] for run in reversed(runs)}
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who shares one copy of a unit's state, who holds its other copies, and over which group weights are gathered."""
+
+    group: Group
+    """the data-parallel ranks whose gradients are summed; from stage 1 on each keeps a shard"""
+    replicas: Group | None = None
+    """hybrid sharding: the same shard of the other copies"""
+    gathers: Group | None = None
+    """a second connection among `group`, for stage 3; None: the same one"""
 
 
 @dataclass(frozen=True)
@@ -81,14 +122,14 @@ class Unit:
         name: str,
         parameters: dict[str, nn.Parameter],
         stage: int,
-        place: int,
-        shards: int,
+        sharing: Sharing,
         formats: Formats,
         device: torch.device,
         host: torch.device | None = None,
     ):
-        """`place` of `shards` is this rank's. With `host`, the master lives on that device, whatever its dtype."""
-        self.name, self.stage, self.formats = name, stage, formats
+        """With `host`, the master lives on that device, whatever its dtype."""
+        self.name, self.stage, self.sharing, self.formats = name, stage, sharing, formats
+        place, shards = sharing.group.rank, sharing.group.size
         names = sorted(parameters, key=lambda n: parameters[n].dim() < 2)  # stable: model order within each kind
         ends = list(accumulate(parameters[n].numel() for n in names))
         self.numel = ends[-1] if ends else 0
@@ -115,6 +156,9 @@ class Unit:
         self.shard = self.weights[a:b] if self.stage < 3 else self.weights[a:b].clone()
         """(b - a,) the own part of the weights; at stages 0 to 2 a view of them"""
         self.master = self.grads = self.total = None
+        self._begun: set[str] = set()  # parameters whose gradient of this step has begun to come, at stages 0 and 1
+        self.arrived: dict[str, Tensor] = {}
+        """from stage 2 on: gradients by parameter, as backwards have left them since the last reduction"""
         if self.frozen:
             return
         wide = self.formats.master != self.formats.weights or host is not None
@@ -126,19 +170,23 @@ class Unit:
         self.total = self.grads[a:b] if self.stage < 2 else self.grads
         """(b - a,) where the own part of the summed gradient appears"""
 
-    @property
-    def in_place(self) -> bool:
-        """Whether autograd adds into `grads` by itself: each parameter's `.grad` is then a view of it."""
-        return not self.frozen and self.stage < 2 and self.formats.grads == self.formats.weights
-
     def _house(self, name: str, old: nn.Parameter) -> nn.Parameter:
         """The parameter that replaces `old`: a view into the buffers that knows its slice."""
         a, b = self.ranges[name]
         new = nn.Parameter(self.weights[a:b].view(old.shape), requires_grad=old.requires_grad)
-        if self.in_place:
-            new.grad = self.grads[a:b].view(old.shape)
         new.slice = getattr(old, "slice", None) or Slice.whole(name, old.shape)
+        for mark in ("over", "partial"):
+            if hasattr(old, mark):
+                setattr(new, mark, getattr(old, mark))
         return new
+
+    @property
+    def owner(self) -> int:
+        """The global rank that counts and stores what this rank's shard holds: of its replicas, the first."""
+        group, replicas = self.sharing.group, self.sharing.replicas
+        if self.stage == 0:
+            return group.ranks[0]
+        return replicas.ranks[0] if replicas else group.ranks[group.rank]
 
     @torch.no_grad()
     def fill(self, values: Fill) -> None:
@@ -173,14 +221,45 @@ class Unit:
                 found.append((name, low - a, high - a, held[low - first : high - first]))
         return found
 
-    # From stage 2 on, the sum exists from the first reduction of a step to the next step's beginning.
+    # Gradients. Nothing is ever zeroed to be added to: what comes first in a step is copied. From stage 2 on, the sum has
+    # memory from the first reduction of a step to the next step's beginning.
 
     def clear_gradients(self) -> None:
-        """Zero. From stage 2 on, without memory until something is added."""
-        if self.stage < 2:
-            self.grads.zero_()
-        else:
+        """Forget the gradients of the last step."""
+        self._begun.clear()
+        self.arrived.clear()
+        if self.stage >= 2:
             self.grads.untyped_storage().resize_(0)
+
+    def collect(self, name: str, grad: Tensor) -> None:
+        """Take what a backward has made of a parameter's gradient: at stages 0 and 1, into this rank's sum."""
+        if self.stage >= 2:
+            self.arrived[name] = self.arrived[name] + grad if name in self.arrived else grad
+            return
+        a, b = self.ranges[name]
+        place = self.grads[a:b].view_as(grad)
+        (place.add_ if name in self._begun else place.copy_)(grad)
+        self._begun.add(name)
+
+    def carrier(self) -> Tensor:
+        """(padded,) in the reduce dtype, this rank's gradient for the ranks to sum; zero where it took another branch.
+
+        From stage 2 on a new buffer, made of what has arrived since the last one.
+        """
+        if self.stage < 2:
+            for name, (a, b) in self.ranges.items():
+                if name not in self._begun:
+                    self.grads[a:b].zero_()
+            return self.grads.to(self.formats.reduce)  # itself, where that is its dtype
+        carrier = self.grads.new_empty(self.padded, dtype=self.formats.reduce)
+        carrier[self.numel :].zero_()
+        for name, (a, b) in self.ranges.items():
+            grad = self.arrived.pop(name, None)
+            if grad is None:
+                carrier[a:b].zero_()
+            else:
+                carrier[a:b].view_as(grad).copy_(grad)
+        return carrier
 
     def add(self, part: Tensor) -> None:
         """From stage 2 on: add this rank's part (b - a,) of a reduced gradient to the sum."""

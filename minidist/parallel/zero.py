@@ -16,8 +16,8 @@ same shards of all copies are summed over `replicas`, once a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -28,7 +28,8 @@ from minidist.core.mesh import Group
 from minidist.core.slices import Slice
 from minidist.core.work import Work
 from minidist.parallel.gather import Gather
-from minidist.parallel.units import Fill, Formats, Unit, rehouse, units_of
+from minidist.parallel.split import Later
+from minidist.parallel.units import Fill, Formats, Sharing, Unit, joined, rehouse, units_of
 
 STAGES = (0, 1, 2, 3)
 
@@ -43,6 +44,9 @@ class Zero:
     Reductions are launched in one fixed order, last unit of the model first: a unit waits for its predecessors, and
     whatever has seen no gradient by the end (a branch that this rank, or no rank, took) is launched then, as zeros. So the
     order is the same on all ranks whatever each of them ran, and nothing hangs.
+
+    A model may run in several parts, each with forwards and backwards of its own (stages of a pipeline): then each announcement
+    says which part it is of, and a unit that two parts use is complete when both have announced their last backward.
     """
 
     def __init__(
@@ -54,10 +58,15 @@ class Zero:
         replicas: Group | None = None,
         gathers: Group | None = None,
         keep: bool = False,
+        bucket: int = 0,
         formats: Formats | None = None,
         device: torch.device | None = None,
         fill: Fill | None = None,
         offload: bool = False,
+        elsewhere: dict[str, Sharing] | None = None,
+        owner_among: Callable[[Slice, int], int] = lambda record, rank: rank,
+        parts: Sequence[nn.Module] = (),
+        later: Later | None = None,
     ):
         """`formats`: default, the dtype of the model's first parameter. `fill` gives each parameter's initial values (needed
         for a model on the meta device). Without it, the model's own values are taken from place 0, so that replicas cannot
@@ -65,10 +74,17 @@ class Zero:
 
         Of stage 3: `gathers`, a second group of the ranks of `group`, over which weights are gathered (default: the same),
         needed where ranks may run different branches; `keep`, keep the weights between forward and backward.
+        Of stage 0: `bucket`, bytes of gradients up to which neighbouring units are joined to one.
+
+        Beside other parallelisms: `elsewhere`, the ranks of parameters marked `.over = key` (experts); `owner_among(record,
+        rank)`, who counts a record that ranks of other groups hold too, given the one of this group that would; `parts`, the
+        modules in which the model runs (default: the model itself); `later`, whom its linear layers ask (`parallel.split`).
         """
         _refuse(stage, group, replicas)
         self.model, self.group, self.stage = model, group, stage
-        self.replicas = replicas if replicas and replicas.size > 1 else None
+        self.sharing = Sharing(group, replicas if replicas and replicas.size > 1 else None, gathers)
+        self.elsewhere, self.owner_among = elsewhere or {}, owner_among
+        self.parts, self.later = list(parts or [model]), later or Later()
         parameters = dict(model.named_parameters())
         if not parameters:
             raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to train")
@@ -78,56 +94,85 @@ class Zero:
         self.formats = (formats or Formats(sample.dtype)).settled()
         device = device or (group.wire.device if sample.is_meta else sample.device)
         host = torch.device("cpu") if offload else None
-        self.units: list[Unit] = []
-        for name, names in units_of(model).items():
-            held = {n: parameters[n] for n in names}
-            unit = Unit(name, held, stage, group.rank, group.size, self.formats, device, host)
-            unit.fill(fill) if fill else self._agree(unit, held, device)
-            self.units.append(unit)
+        self.units = [
+            self._unit(name, {n: parameters[n] for n in names}, device, host, fill)
+            for name, names in self._grouped(parameters, bucket).items()
+        ]
         rehouse(model, self.units)
         self.trainable = [unit for unit in reversed(self.units) if not unit.frozen and unit.padded]
         """in the order of reduction"""
-        self.gather = Gather(model, self.units, gathers or group, keep) if stage == 3 else None
-        if self.gather:
-            self.gather.left = self._launch_ready
-        self._open = self._last = False
+        self._watch(keep)
+        self._begin()
+
+    def _watch(self, keep: bool) -> None:
+        """Find which units each part uses, have stage 3 bring their weights, and take each gradient as it comes."""
+        self._used = [self._units_in(part, self.trainable) for part in self.parts]  # by part, in the order of reduction
+        self.gathers = [Gather(part, self._units_in(part, self.units), keep) for part in self.parts] if self.stage == 3 else []
+        """of stage 3, by part"""
+        for gather in self.gathers:
+            gather.left = self._launch_ready
+        self._homes = {id(p): (unit, name) for unit in self.trainable for name, p in unit.parameters.items()}
+        for unit, name in self._homes.values():
+            unit.parameters[name].register_post_accumulate_grad_hook(self._hook(unit, name))
+
+    def _begin(self) -> None:
+        """Nothing is announced, and nothing on its way."""
+        self._open: int | None = None  # the part whose backward has been announced
+        self._walking: Gather | None = None  # that brings this backward its weights
+        self._unfinished = set(range(len(self.parts)))  # parts whose last backward of the step is still to be announced
+        self._queue: list[Unit] = []  # what this backward reduces
+        self._turn = 0  # units of the queue whose reduction has been launched
+        self._reduced: set[str] = set()  # units whose last reduction of the step has been launched
         self._waiting: dict[str, set[str]] = {}  # unit -> parameters whose gradient is still to come
-        self._turn = 0  # units of `trainable` whose reduction this backward has launched
         self._flying: list[tuple[Unit, Tensor, Work, bool]] = []  # with whether this is its last of the step
         self._summing: list[tuple[Unit, Tensor, Work]] = []  # over the replicas
         self._publishing: list[Work] = []
-        for unit in self.trainable:
-            for name, parameter in unit.parameters.items():
-                parameter.register_post_accumulate_grad_hook(self._hook(unit, name))
 
     def start_step(self) -> None:
         """Begin an optimizer step: gradients are zero, nothing is reduced."""
-        self._last, self._turn = False, 0
+        self._unfinished, self._reduced = set(range(len(self.parts))), set()
         for unit in self.trainable:
             unit.clear_gradients()
 
-    def before_backward(self, last: bool) -> None:
-        """Announce the next backward, and whether it is the last of this step: at stages 0 and 1 only that one reduces."""
+    def before_backward(
+        self, last: bool, part: int = 0, kind: str = "B", awaited: Collection[nn.Parameter] | None = None
+    ) -> None:
+        """Announce the next backward, and whether it is the last of this step: at stages 0 and 1 only that one reduces.
+
+        `kind`: "B", a whole one; or of a backward in two, "I", which never reduces, since weights' gradients are to follow, and
+        "W", these gradients, handed over by `deposit`, for which stage 3 gathers nothing. `awaited`: the parameters whose
+        gradients this backward brings (default: all of its part), so that a unit need not wait for others.
+        """
         self.after_backward()
-        self._open, self._last, self._turn = True, last, 0
-        self._waiting = {unit.name: set(unit.parameters) for unit in self.trainable}
+        self._open = part
+        self._walking = self.gathers[part] if self.gathers and kind != "W" else None
+        if last:
+            self._unfinished.discard(part)
+        self._queue = [] if kind == "I" else [unit for unit in self._used[part] if self.stage >= 2 or self._is_last(unit)]
+        self._turn = 0
+        self._waiting = {
+            unit.name: {name for name, p in unit.parameters.items() if awaited is None or p in awaited} for unit in self._queue
+        }
 
     def after_backward(self) -> None:
         """Reduce what this backward has not reached. Left out, the next `before_backward`, or `finish`, does it."""
-        if not self._open:
+        if self._open is None:
             return
-        self._open = False
-        if self.gather:
-            self.gather.end_backward()
-        if self._reducing:
-            self._reduce_rest()
+        self._open = None
+        if self._walking:
+            self._walking.end_backward()
+        self._reduce_rest()
+
+    def deposit(self, parameter: nn.Parameter, grad: Tensor) -> None:
+        """Add `grad`, of the parameter's shape, to its gradient, as a backward outside autograd: see `before_backward`."""
+        self._arrived(*self._homes[id(parameter)], grad)
 
     def finish(self) -> None:
         """Wait until `unit.total` holds the sum over all ranks of what all backwards of the step have added."""
         self.after_backward()
-        if not self._reducing:  # no backward was announced as the last one
-            self._last = True
-            self._reduce_rest()
+        self._unfinished = set()  # where no backward was announced as the last one
+        self._queue, self._turn = [unit for unit in self.trainable if unit.name not in self._reduced], 0
+        self._reduce_rest()
         while self._flying:
             self._land()
         for unit, carrier, work in self._summing:
@@ -140,7 +185,7 @@ class Zero:
         if unit.master is not unit.shard:
             unit.shard.copy_(unit.master)
         if self.stage in (1, 2):
-            gathered = comm.all_gather(unit.shard, self.group, out=unit.weights, tag="weight", async_op=True)
+            gathered = comm.all_gather(unit.shard, unit.sharing.group, out=unit.weights, tag="weight", async_op=True)
             self._publishing.append(gathered)
 
     def settle(self) -> None:
@@ -148,8 +193,8 @@ class Zero:
         for work in self._publishing:
             work.wait()
         self._publishing = []
-        if self.gather:
-            self.gather.forget()
+        for gather in self.gathers:
+            gather.forget()
 
     def weights(self) -> list[tuple[Slice, Tensor]]:
         """The weights that this rank keeps, in their widest form: (record, flat tensor), the masters' own memory."""
@@ -165,28 +210,62 @@ class Zero:
     def travelling(self) -> list[Tensor]:
         """Gradients that are not summed yet: as autograd left them, or on their way."""
         left = [p.grad for unit in self.trainable for p in unit.parameters.values() if p.grad is not None]
+        left += [grad for unit in self.trainable for grad in unit.arrived.values()]
         return [*left, *(flight[1] for flight in (*self._flying, *self._summing))]
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The model with all its weights whole, to look at. Collective at stage 3, where they are freed again at the end."""
-        with self.gather.everything() if self.gather else nullcontext():
+        with ExitStack() as stack:
+            for gather in self.gathers:
+                stack.enter_context(gather.everything())
             yield self.model
 
-    @property
-    def owner(self) -> int:
-        """The global rank that counts and stores what this rank's shard holds: of its replicas, the first."""
-        if self.stage == 0:
-            return self.group.ranks[0]
-        return self.replicas.ranks[0] if self.replicas else self.group.ranks[self.group.rank]
+    def parameter(self, name: str) -> nn.Parameter:
+        """The parameter of this name, wherever it lies."""
+        return next(unit.parameters[name] for unit in self.units if name in unit.parameters)
+
+    def _grouped(self, parameters: dict[str, nn.Parameter], bucket: int) -> dict[str, list[str]]:
+        """Which parameters form which unit, in the model's order. No unit lies in two parts, but for a tied parameter's."""
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        ours = units_of(self.model)
+        grouped: dict[str, list[str]] = {}
+        for part in self.parts:
+            inside = set(map(id, part.parameters()))
+            units = {unit: names for unit, names in ours.items() if unit not in grouped and id(parameters[names[0]]) in inside}
+            if self.stage == 0:
+                units = joined(units, sizes, bucket // self.formats.reduce.itemsize)
+            grouped |= units
+        assert sum(map(len, grouped.values())) == len(parameters), "a parameter lies in no part"
+        return grouped
+
+    def _units_in(self, part: nn.Module, units: list[Unit]) -> list[Unit]:
+        inside = set(map(id, part.parameters()))
+        return [unit for unit in units if any(id(parameter) in inside for parameter in unit.parameters.values())]
+
+    def _unit(
+        self, name: str, held: dict[str, nn.Parameter], device: torch.device, host: torch.device | None, fill: Fill | None
+    ) -> Unit:
+        """One unit with its initial values."""
+        over = getattr(next(iter(held.values())), "over", None)
+        unit = Unit(name, held, self.stage, self.elsewhere[over] if over else self.sharing, self.formats, device, host)
+        if fill:
+            unit.fill(fill)
+        else:
+            self._agree(unit, held, device)
+        return unit
 
     def _records(self, unit: Unit, held: Tensor) -> list[tuple[Slice, Tensor]]:
-        copies = ("dp", "cp") if self.stage == 0 else ("replicate",) if self.replicas else ()
+        if self.stage:
+            copies = ("replicate",) if unit.sharing.replicas else ()
+        else:
+            copies = ("dp", "cp") if unit.sharing is self.sharing else (unit.sharing.group.name,)
         found = []
         for name, a, b, view in unit.pieces(held):
             record = unit.parameters[name].slice
+            owner = self.owner_among(record, unit.owner)
             record = record if b - a == record.numel else record.cut(a, b)
-            found.append((replace(record, owner=self.owner, replicated=copies), view))
+            found.append((replace(record, owner=owner, replicated=(*record.replicated, *copies)), view))
         return found
 
     def _agree(self, unit: Unit, own: dict[str, nn.Parameter], device: torch.device) -> None:
@@ -194,89 +273,71 @@ class Zero:
         flat = torch.zeros(unit.padded, dtype=self.formats.master, device=device)
         for name, (a, b) in unit.ranges.items():
             flat[a:b].copy_(own[name].detach().flatten())
-        for group in (self.replicas, self.group) if self.replicas else (self.group,):
+        for group in filter(None, (unit.sharing.replicas, unit.sharing.group)):
             comm.broadcast(flat, group, src=0, tag="weight")
         unit.assign(0, flat)
 
-    @property
-    def _reducing(self) -> bool:
-        """Whether the backward that runs, or ran last, reduces."""
-        return self._last or self.stage >= 2
+    def _is_last(self, unit: Unit) -> bool:
+        """Whether every part that uses this unit has announced its last backward of the step."""
+        return not any(unit in self._used[part] for part in self._unfinished)
 
     def _hook(self, unit: Unit, name: str):
         def ready(parameter: nn.Parameter) -> None:
             """Runs when backward has added everything it has to add to this parameter's gradient."""
-            if self.stage >= 2 and not self._open:
-                raise RuntimeError(
-                    f"a backward that was not announced has reached {name}: call before_backward() before every backward"
-                )
-            if self._reducing and unit in self.trainable[: self._turn]:
-                raise RuntimeError(
-                    f"the gradient of {name} grew after {unit.name} had been reduced: call before_backward() before every "
-                    f"backward, with last=True before the last one of a step only, and add losses up before it"
-                )
-            self._collect(unit, name, parameter)
-            self._waiting.get(unit.name, set()).discard(name)
-            if self._reducing:
-                self._launch_ready()
+            grad, parameter.grad = parameter.grad, None
+            if grad is not None:  # put off
+                self._arrived(unit, name, grad)
 
         return ready
 
-    def _collect(self, unit: Unit, name: str, parameter: nn.Parameter) -> None:
-        """Bring a gradient that autograd has finished to where it is summed."""
-        a, b = unit.ranges[name]
-        if unit.in_place:
-            if parameter.numel() and parameter.grad.data_ptr() != unit.grads[a:].data_ptr():
-                raise RuntimeError(f"{name}.grad left its flat buffer: zero gradients by start_step(), not by zero_grad()")
-            return
-        if self.stage < 2:
-            unit.grads[a:b].add_(parameter.grad.flatten())
-            parameter.grad = None
+    def _arrived(self, unit: Unit, name: str, grad: Tensor) -> None:
+        if self.stage >= 2 and self._open is None:
+            raise RuntimeError(
+                f"a backward that was not announced has reached {name}: call before_backward() before every backward"
+            )
+        done = unit.name in self._reduced if self.stage < 2 else unit in self._queue[: self._turn]
+        if done:
+            raise RuntimeError(
+                f"the gradient of {name} grew after {unit.name} had been reduced: call before_backward() before every "
+                f"backward, with last=True before the last one of a step only, and add losses up before it"
+            )
+        unit.collect(name, grad)
+        if unit.name in self._waiting:
+            self._waiting[unit.name].discard(name)
+            self._launch_ready()
 
     def _launch_ready(self) -> None:
         """Reduce the units that are complete, in order, up to the first that is not."""
-        for unit in self.trainable[self._turn :]:
+        for unit in self._queue[self._turn :]:
             if not self._complete(unit):
                 return
             self._reduce(unit)
 
     def _complete(self, unit: Unit) -> bool:
         """Whether a unit's gradient will grow no more in this backward."""
-        if self.gather and self.gather.in_order:
-            return self.gather.has_left(unit)
+        if self._walking and self._walking.in_order:
+            return self._walking.has_left(unit)
         return not self._waiting[unit.name]
 
     def _reduce_rest(self) -> None:
         """Reduce the units that are left, with what has come of their gradients."""
-        for unit in self.trainable[self._turn :]:
+        for unit in self._queue[self._turn :]:
             self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
         """Launch the reduction of one unit."""
         if self.stage >= 2 and self._flying:
             self._land()  # one buffer travels at a time, while backward makes the gradients of the next unit
-        carrier, (a, b) = self._carrier(unit), unit.own
+        carrier, (a, b) = unit.carrier(), unit.own
         if self.stage == 0:
-            work = comm.all_reduce(carrier, self.group, tag="grad", async_op=True)
+            work = comm.all_reduce(carrier, unit.sharing.group, tag="grad", async_op=True)
         else:
-            work = comm.reduce_scatter(carrier, self.group, out=carrier[a:b], tag="grad", async_op=True)
-        self._flying.append((unit, carrier, work, self._last))
+            work = comm.reduce_scatter(carrier, unit.sharing.group, out=carrier[a:b], tag="grad", async_op=True)
+        last = self._is_last(unit)
+        if last:
+            self._reduced.add(unit.name)
+        self._flying.append((unit, carrier, work, last))
         self._turn += 1
-
-    def _carrier(self, unit: Unit) -> Tensor:
-        """(padded,) in the reduce dtype: what the ranks sum."""
-        if self.stage < 2:
-            return unit.grads.to(self.formats.reduce)  # itself, where that is its dtype
-        carrier = unit.grads.new_empty(unit.padded, dtype=self.formats.reduce)
-        carrier[unit.numel :].zero_()
-        for name, parameter in unit.parameters.items():
-            a, b = unit.ranges[name]
-            if parameter.grad is None:  # this rank took another branch
-                carrier[a:b].zero_()
-            else:
-                carrier[a:b].copy_(parameter.grad.flatten())
-                parameter.grad = None
-        return carrier
 
     def _land(self) -> None:
         """Wait for the oldest reduction and keep its result. After its last of a step, a unit is summed over replicas."""
@@ -287,9 +348,10 @@ class Zero:
             unit.add(part)
         elif carrier is not unit.grads:
             unit.total.copy_(part)
-        if self.replicas and last:
+        replicas = unit.sharing.replicas
+        if replicas and last:
             carrier = unit.total.to(self.formats.reduce)
-            self._summing.append((unit, carrier, comm.all_reduce(carrier, self.replicas, tag="grad", async_op=True)))
+            self._summing.append((unit, carrier, comm.all_reduce(carrier, replicas, tag="grad", async_op=True)))
 
 
 def _put(value: Tensor, into: Tensor) -> None:

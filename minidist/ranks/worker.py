@@ -21,6 +21,7 @@ from minidist.ranks.streams import LogTail, RankStream
 
 KEY = "MINIDIST_RANKS_KEY"  # environment variable with the socket's password, in hex
 inside = False  # whether this process is a rank
+MESHES_KEPT = 4  # layouts whose groups stay open
 SLACK_S = 30.0  # a rank's own deadline comes this much later than its parent's, whose report knows all ranks
 
 
@@ -174,13 +175,17 @@ class Rank:
         self._send(*outcome, self.traffic)
 
     def _mesh(self, context: dict[str, Any]):
-        """The mesh of a layout, made once: all ranks get the same orders in the same order."""
+        """The mesh of a layout, made once and kept while it is among the last few that were asked for.
+
+        All ranks get the same orders in the same order, so they make and close the same ones.
+        """
         from minidist.core.mesh import Mesh
 
         layout, wait_s = context["layout"], context["timeout_s"] + SLACK_S
-        if layout not in self.meshes:
-            self.meshes[layout] = Mesh(layout, self.rank, device=self.device, board=self.board)
-        mesh = self.meshes[layout]
+        mesh = self.meshes.pop(layout, None)
+        while mesh is None and len(self.meshes) >= MESHES_KEPT:
+            self.meshes.pop(next(iter(self.meshes))).close()
+        self.meshes[layout] = mesh = mesh or Mesh(layout, self.rank, device=self.device, board=self.board)
         mesh.wire.check, mesh.wire.timeout_s = context["check"], wait_s
         mesh.tape.clear()
         return mesh

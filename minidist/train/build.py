@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from minidist.core.allocator import keep_freed
 from minidist.core.mesh import Mesh
 from minidist.data import corpus
 from minidist.data.corpus import Corpus
@@ -68,6 +69,8 @@ def runtime(mesh: Mesh, config: Config) -> Zero:
     """
     if mesh.layout != config.layout:
         raise ValueError(f"the mesh is of {mesh.layout}, the configuration says {config.layout}: pass layout=config.layout")
+    if mesh.device.type == "cpu":
+        keep_freed()
     formats = precision.formats(config.precision)
     return parallelize(
         config.model,
@@ -76,6 +79,7 @@ def runtime(mesh: Mesh, config: Config) -> Zero:
         formats=formats,
         offload=config.optim.offload,
         recompute=config.recompute,
+        seq_len=config.train.seq_len,
     )
 
 

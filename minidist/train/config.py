@@ -142,6 +142,9 @@ class Metrics:
     peak_tflops: float = 0.0
     """10^12 FLOPs a second of one device at its best, for MFU; 0 looks the device up, and MFU is left out
     where it is not known"""
+    trace: str = ""
+    """steps whose work and communication are written into trace/, one file a rank, such as 5 or 2-4; none where it is empty.
+    `minidist train --trace` takes steps 2 to 4"""
 
 
 @dataclass(frozen=True)
@@ -165,11 +168,12 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(name: str | Path, overrides: list[str] | None = None, *, ranks: int | None = None) -> Config:
+def load(name: str | Path, overrides: list[str] | None = None, *, ranks: int | None = None, trace: bool = False) -> Config:
     """The configuration in a TOML file, or of a recipe by name, with `--section.key value` overrides on top.
 
     The run is called like its file unless `run.name` says otherwise. With `ranks`, and layout.dp stated nowhere,
-    layout.dp becomes what the other axes leave of them. Raises ValueError with key, value and remedy.
+    layout.dp becomes what the other axes leave of them; with `trace`, and no metrics.trace, steps 2 to 4 are traced, as far
+    as the run goes. Raises ValueError with key, value and remedy.
     """
     path = _find(str(name))
     try:
@@ -179,11 +183,33 @@ def load(name: str | Path, overrides: list[str] | None = None, *, ranks: int | N
     settings.build(Config, tree, where=f"{path}: ")  # so that a fault of the file is reported with its name
     tree = settings.override(Config, tree, overrides or [])
     tree.setdefault("run", {}).setdefault("name", path.stem)
-    stated = tree.setdefault("layout", {})
-    if ranks and "dp" not in stated:
+    if ranks:
+        _spread(tree.setdefault("layout", {}), ranks)
+    config = settings.build(Config, tree)
+    return _with_trace(config) if trace else config
+
+
+def laid_out(config: Config, overrides: list[str], ranks: int) -> Config:
+    """The configuration of a trained run on `ranks` ranks: the layout that `--layout.key value` overrides state, not its own.
+
+    Default: one rank; layout.dp as in `load`. Raises ValueError with key, value and remedy.
+    """
+    tree = settings.override(Config, {}, overrides)
+    others = [f"--{section}.{key}" for section in tree if section != "layout" for key in tree[section]]
+    if others:
+        raise ValueError(
+            f"{others[0]}: a trained model keeps the settings of its run, only its layout can be chosen: leave it out"
+        )
+    layout = tree.get("layout", {})
+    _spread(layout, ranks)
+    return settings.build(Config, to_dict(config) | {"layout": layout})
+
+
+def _spread(stated: dict[str, Any], ranks: int) -> None:
+    """Where a layout does not state dp, give it the ranks that its other axes leave."""
+    if "dp" not in stated:
         others = math.prod(stated.get(axis, 1) for axis in AXES if axis != "dp")
         stated["dp"] = max(1, ranks // max(1, others))
-    return settings.build(Config, tree)
 
 
 def loads(text: str) -> Config:
@@ -206,9 +232,30 @@ def from_dict(tree: dict[str, dict[str, Any]]) -> Config:
     return settings.build(Config, tree, where="manifest: ")
 
 
-def help_text() -> str:
-    """All fields with type, default and documentation."""
-    return settings.help_text(Config)
+def help_text(section: str | None = None) -> str:
+    """All fields with type, default and documentation, or those of one section."""
+    return settings.help_text(Config, section)
+
+
+def traced_steps(config: Config) -> range:
+    """The steps that `metrics.trace` names. ValueError where it names none of the run."""
+    text, last = config.metrics.trace, config.train.steps
+    if not text:
+        return range(0)
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    steps = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    if not steps or not 1 <= steps[0] <= steps[-1] <= last:
+        raise ValueError(
+            f"metrics.trace = {settings.show(text)}: give a step from 1 to train.steps = {last}, or two such as 2-4"
+        )
+    return steps
+
+
+def _with_trace(config: Config) -> Config:
+    """The configuration with steps to trace, unless it names some: not the first, which warms up."""
+    first, last = min(2, config.train.steps), min(4, config.train.steps)
+    steps = str(first) if first == last else f"{first}-{last}"
+    return config if config.metrics.trace else replaced(config, "metrics", trace=steps)
 
 
 def replaced(config: Config, section: str, **changes: Any) -> Config:
@@ -251,6 +298,8 @@ LEAST = {  # key -> the smallest legal value
 }
 
 
+NEEDS_AXIS = {"sp": "tp", "cp_attention": "cp", "schedule": "pp", "chunks": "pp", "split": "pp"}
+"""settings of the layout -> the axis without which they mean nothing"""
 ACTS_WITH = {"betas": "adamw", "eps": "adamw", "momentum": "sgd"}
 
 
@@ -271,6 +320,7 @@ def check(config: Config, ranks: int = 1) -> None:
     if scale is not None and not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"precision.loss_scale = {scale}: give a number above 0, or leave it out")
     _check_batch(config)
+    traced_steps(config)
     optim = config.optim
     if not all(0 <= beta < 1 for beta in optim.betas):
         raise ValueError(f"optim.betas = {list(optim.betas)}: give numbers from 0 to below 1, such as 0.9,0.95")
@@ -280,10 +330,20 @@ def check(config: Config, ranks: int = 1) -> None:
 
 
 def _check_layout(config: Config, ranks: int) -> None:
+    from minidist.parallel import context, expert  # needs torch, which --help does not wait for
+
     layout, model = config.layout, config.model
-    for axis, size in ((axis, getattr(layout, axis)) for axis in (*AXES, "ep")):
-        if axis != "dp" and size > 1:
-            raise ValueError(f"layout.{axis} = {size}: this version trains along dp only, use layout.{axis} = 1")
+    if layout.ep > 1 and not model.experts:
+        raise ValueError(f"layout.ep = {layout.ep} without experts: set model.experts, or use layout.ep = 1")
+    if model.shared_ffn % layout.tp:
+        raise ValueError(f"layout.tp = {layout.tp} does not divide model.shared_ffn = {model.shared_ffn}: use a multiple of it")
+    expert.expect_rows(model, layout.cp)
+    context.expect_heads(layout.cp_attention, cp=layout.cp, heads=model.heads, tp=layout.tp)
+    for name, axis in NEEDS_AXIS.items():
+        if getattr(layout, axis) == 1 and getattr(layout, name) != getattr(Layout, name):
+            raise ValueError(f"layout.{name} acts with layout.{axis} > 1 only: leave it out")
+    if not layout.sp and not layout.sp_regather:
+        raise ValueError("layout.sp_regather = false acts with layout.sp = true only: leave it out")
     if layout.shard and not layout.zero:
         raise ValueError(
             f"layout.shard = {layout.shard} with layout.zero = 0: stage 0 keeps the whole state on every rank, so there is "
@@ -291,9 +351,34 @@ def _check_layout(config: Config, ranks: int) -> None:
         )
     if not layout.reshard and layout.zero != 3:
         raise ValueError(f"layout.reshard = false with layout.zero = {layout.zero}: only stage 3 frees weights, leave it out")
+    if layout.zero and layout.bucket != Layout.bucket:
+        raise ValueError(
+            f"layout.bucket = {layout.bucket} with layout.zero = {layout.zero}: only stage 0 has buckets, leave it out"
+        )
     layout.expect_ranks(ranks)
-    layout.expect_model(layers=model.layers, heads=model.heads, kv_heads=model.kv_heads, ffn=model.ffn)
+    layout.expect_model(layers=model.layers, heads=model.heads, kv_heads=model.kv_heads, ffn=model.ffn, experts=model.experts)
     layout.expect_batch(global_batch=config.train.global_batch, seq_len=config.train.seq_len)
+    if layout.pp > 1:
+        _check_pipeline(config)
+
+
+def _check_pipeline(config: Config) -> None:
+    from minidist.parallel.pipeline import setting, stages
+
+    layout = config.layout
+    cut = stages.cut_of(layout, config.model, setting.stages_by_rank(layout), config.train.seq_len)
+    if config.model.tied and set(cut.ends) != {0, layout.pp - 1} and len(set(cut.ends)) > 1:
+        raise ValueError(
+            f"layout.schedule = {layout.schedule} has the first and the last stage on ranks {cut.ends[0]} and {cut.ends[1]} of "
+            f"the pipeline; with model.tied = true they lie on one rank, or on the first and the last one"
+        )
+    setting.schedule_of(layout, micro_batches(config))
+
+
+def micro_batches(config: Config) -> int:
+    """Micro-batches of one step on every rank."""
+    largest = math.ceil(config.train.global_batch / config.layout.dp)
+    return math.ceil(largest / config.train.micro_batch)
 
 
 def _check_batch(config: Config) -> None:

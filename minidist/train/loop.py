@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minidist import checkpoint
@@ -12,36 +13,43 @@ from minidist.core import hardware
 from minidist.core.mesh import Mesh
 from minidist.data.loader import validation_batches
 from minidist.model import flops
+from minidist.model.moe import biases
+from minidist.parallel.pipeline.setting import schedule_of
+from minidist.parallel.pipeline.simulate import simulate
+from minidist.parallel.pipeline.stages import cut_of
 from minidist.train import config as configs
 from minidist.train import metrics
 from minidist.train.build import Job, build, claim_folder
 from minidist.train.config import Config
 from minidist.train.evaluate import Evaluation, evaluate
-from minidist.train.generate import generate
+from minidist.train.generate import generate, last_logits
 from minidist.train.plot import plot_losses
 from minidist.train.progress import Progress
 from minidist.train.step import StepResult
+from minidist.train.tracing import Tracing
 
 
 def train(mesh: Mesh, config: Config) -> dict[str, Any]:
     """Train as `config` says and return the summary of the run, the same on every rank.
 
-    Writes the run's folder: config.toml, metrics.jsonl, loss.png, checkpoints/. Every rank of the mesh calls it.
+    Writes the run's folder: config.toml, metrics.jsonl, loss.png, checkpoints/, trace/. Every rank of the mesh calls it.
     """
     job = build(mesh, claim_folder(mesh, config))
-    report = Report(job)
+    report, tracing = Report(job), Tracing(mesh, job.config)
     began = time.perf_counter()
     last = held_out = None
     with job.loader() as loader:
         for number in range(1, job.config.train.steps + 1):
             start = time.perf_counter()
-            last = job.step.run(next(loader))
+            with tracing.step(number):
+                last = job.step.run(next(loader))
             seconds = time.perf_counter() - start
             held_out = _evaluate_if_due(job, number)
             report.step(number, last, seconds, held_out)
         folder = _save(job, loader.position)
     seconds = time.perf_counter() - began
-    sample = _sample(job) if mesh.rank == 0 or config.layout.zero == 3 else None  # at stage 3 a forward takes all ranks
+    together = config.layout.zero == 3 or config.layout.ep > 1  # a forward takes the ranks of all dp places
+    sample = _sample(job) if together or mesh.coordinates["dp"] == 0 else None
     return report.end(last, held_out, seconds, str(folder), sample)
 
 
@@ -81,6 +89,8 @@ class Report:
             "skipped": result.skipped,
             "loss_scale": result.loss_scale,
         }
+        if result.routing:
+            row |= vars(result.routing)
         if held_out is not None:
             row["val_loss"] = held_out.loss
         if self.on:
@@ -113,6 +123,10 @@ class Report:
                 plot_losses({label: config.run.folder / "metrics.jsonl"}, config.run.folder / "loss.png", config.run.name)
             if sample is not None:
                 self.progress.note(f"sample, after {config.train.sample_prompt!r}:\n{sample}")
+            if config.metrics.trace:
+                self.progress.note(
+                    f"steps {config.metrics.trace} are traced: `minidist trace {config.run.folder}` sums them up"
+                )
             self.progress.note(f"{config.train.steps} steps in {seconds:.0f} s; everything is in {config.run.folder}")
         self.progress.close()
         return summary
@@ -127,14 +141,14 @@ def _evaluate_if_due(job: Job, number: int) -> Evaluation | None:
     group = job.mesh.group("dp")
     limit = None if final or not train.eval_samples else train.eval_samples
     batches = validation_batches(job.corpus.validation, train.seq_len, train.micro_batch, group.rank, group.size, limit)
-    return evaluate(job.zero.model, batches, job.mesh)
+    return evaluate(job.zero.model, batches, job.mesh, job.step.pipeline)
 
 
 def _save(job: Job, samples: int):
     return checkpoint.save(
         job.config.run.folder / "checkpoints",
         job.config.train.steps,
-        job.zero.weights(),
+        [*job.zero.weights(), *biases(job.zero.model, owner=job.config.layout.rank(pp=job.mesh.coordinates["pp"]))],
         job.mesh,
         config=configs.to_dict(job.config),
         data=job.corpus.train.header,
@@ -148,7 +162,13 @@ def _sample(job: Job) -> str | None:
         return None
     prompt = tokenizer.encode(train.sample_prompt).tolist() or [tokenizer.separator]
     ids = generate(
-        job.zero.model, prompt, train.sample_tokens, context=train.seq_len, seed=job.config.run.seed, vocab=tokenizer.vocab
+        job.zero.model,
+        prompt,
+        train.sample_tokens,
+        context=train.seq_len,
+        seed=job.config.run.seed,
+        vocab=tokenizer.vocab,
+        forward=partial(last_logits, job.step.pipeline),
     )
     return train.sample_prompt + tokenizer.decode(ids)
 
@@ -169,6 +189,30 @@ def _state(job: Job) -> str:
     return f"ZeRO stage {zero.stage}: {shared}{kept}; {names}{' and moments on the host' if optim.offload else ''}"
 
 
+def _pipeline(config: Config) -> list[str]:
+    """The schedule, what it leaves idle and keeps alive, and what ZeRO costs with it."""
+    layout = config.layout
+    if layout.pp == 1:
+        return []
+    micro = configs.micro_batches(config)
+    plan = schedule_of(layout, micro)
+    cut = cut_of(layout, config.model, plan.stages, config.train.seq_len)
+    found = simulate(plan)
+    sizes, peaks = (", ".join(map(str, numbers)) for numbers in (map(len, cut.layers), found.in_flight_peak))
+    lines = [
+        f"pipeline: {plan.name} on {layout.pp} ranks, stages of {sizes} layers, micro-batches a step: {micro}. "
+        f"With equal stages {found.bubble_of_ideal:.1%} of ideal time idle ({found.bubble_of_total:.1%} of the total); "
+        f"activations in flight, by rank: {peaks}"
+    ]
+    if layout.zero >= 2:
+        weights = ", and weights are gathered for every forward and backward of one" if layout.zero == 3 else ""
+        lines.append(
+            f"ZeRO stage {layout.zero} with a pipeline reduces gradients after every micro-batch: {micro} times the gradient "
+            f"bytes of stage 1{weights}"
+        )
+    return lines
+
+
 def _head(job: Job, peak: float | None) -> list[str]:
     """What stands above the first step: what is trained, on what, and how MFU is counted."""
     config, mesh = job.config, job.mesh
@@ -180,6 +224,7 @@ def _head(job: Job, peak: float | None) -> list[str]:
         f"text: {len(text):,} training tokens, sha256 {text.header['sha256'][:12]}; {config.train.steps} steps of "
         f"{config.train.global_batch} x {config.train.seq_len} tokens",
         _state(job),
+        *_pipeline(config),
         f"recompute: {config.recompute}",
     ]
     if peak is None:

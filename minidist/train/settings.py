@@ -95,10 +95,12 @@ def dumps(settings: Any) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def help_text(cls: type, width: int = 110) -> str:
-    """One entry a field: its flag, type, default and the documentation that stands under it in the source."""
+def help_text(cls: type, only: str | None = None, width: int = 110) -> str:
+    """One entry a field: its flag, type, default and the documentation that stands under it. `only`: those of one section."""
     lines = []
     for section, section_cls in get_type_hints(cls).items():
+        if only not in (None, section):
+            continue
         lines.append(f"[{section}]  {inspect.getdoc(section_cls).splitlines()[0]}")
         hints, docs = get_type_hints(section_cls), _docs(section_cls)
         for field in dataclasses.fields(section_cls):

@@ -113,6 +113,47 @@ def test_random_flat_cuts_come_back_bit_for_bit(tmp_path, seed):
     same(checkpoint.load(folder)[1])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_any_slice_is_read_from_any_pieces(tmp_path, seed):
+    ranks.run(save_as_rank, 3, tmp_path)
+    draw = torch.Generator().manual_seed(seed)
+    with checkpoint.Reader(tmp_path / "step-000500") as reader:
+        for name, tensor in WHOLE.items():
+            starts = [int(torch.randint(n + 1, (), generator=draw)) for n in tensor.shape]
+            boxes = [Box(tuple(starts), tuple(tensor.shape)), Box((0,) * tensor.dim(), tuple(starts), "copy")]
+            boxes.insert(seed % 3, Box((0,) * tensor.dim(), (2,) * tensor.dim(), "pad"))
+            record = Slice(name, tuple(tensor.shape), tuple(boxes))
+            a, b = sorted(torch.randint(record.numel + 1, (2,), generator=draw).tolist())
+            for wanted in (record, record.cut(a, b)):
+                found = reader.read(wanted)
+                assert found.dtype == tensor.dtype and torch.equal(found, extract(wanted, tensor))
+
+
+def test_a_slice_is_read_from_the_pieces_it_overlaps_alone(tmp_path):
+    ranks.run(save_as_rank, 3, tmp_path)
+    folder, e = tmp_path / "step-000500", WHOLE["embedding.weight"]
+    harmed = folder / "rank-00000.safetensors"
+    harmed.write_bytes(bytes(harmed.stat().st_size))
+    with checkpoint.Reader(folder) as reader:  # rows 0 to 3 lie there, 4 to 6 do not
+        assert torch.equal(reader.read(rows("embedding.weight", e, 4, 7, 0)), e[4:].flatten())
+        with pytest.raises(ValueError, match=r"rank-00000.safetensors: damaged"):
+            reader.read(rows("embedding.weight", e, 3, 5, 0))
+        with pytest.raises(ValueError, match=r"embedding.weight is \[7, 5\], not \[5, 7\]"):
+            reader.read(Slice.whole("embedding.weight", (5, 7)))
+        with pytest.raises(ValueError, match=r"head\.weight is missing"):
+            reader.read(Slice.whole("head.weight", (5, 7)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"), [(0, 20, "14 elements are missing and 0"), (0, 33, "1 elements are missing and 0")]
+)
+def test_a_slice_with_a_hole_is_refused(tmp_path, low, high, words):
+    folder = save(tmp_path, cuts=[Slice.whole("embedding.weight", (7, 5)).cut(a, b) for a, b in ((0, high), (high, 35))])
+    edit(folder, lambda raw: raw["tensors"]["embedding.weight"]["pieces"].pop(1))
+    with checkpoint.Reader(folder) as reader, pytest.raises(ValueError, match=words):
+        reader.read(Slice.whole("embedding.weight", (7, 5)).cut(low, 34))
+
+
 @pytest.mark.parametrize("fault", ["an element left out", "an element stored twice"])
 def test_pieces_that_do_not_make_the_whole_are_never_published(tmp_path, fault):
     whole = Slice.whole("embedding.weight", (7, 5))

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from minidist.cli import main
+from minidist.core.layout import Layout
+from minidist.core.mesh import Mesh
 from minidist.data import corpus
+from minidist.train import config as configs
+from minidist.train.loop import train
 
 RECIPE = """
 [model]
@@ -65,6 +69,16 @@ def recipe(tmp_path, built):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE.format(source=built))
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, built):
+    """A run folder: the recipe after one step, in this process."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.toml").write_text(RECIPE.format(source=built))
+    words = ["--train.steps=1", "--metrics.plot=false", "--train.sample_tokens=0", f"--run.dir={folder / 'runs'}"]
+    train(Mesh(Layout()), configs.load(folder / "small.toml", words))
+    return folder / "runs" / "small"
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from minidist import cli, ranks
+from minidist import ranks
+from minidist.train import launch
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +14,7 @@ def no_rank_starts(monkeypatch):
         raise AssertionError("a rank was started")
 
     monkeypatch.setattr(ranks, "run", started)
-    monkeypatch.setattr(cli, "_run_training", started)
+    monkeypatch.setattr(launch, "run", started)
 
 
 def refused(said, *parts):
@@ -29,7 +30,8 @@ TRAIN = {
     "a wrong type": (["--train.steps", "many"], ["--train.steps", '"many"', "a whole number"]),
     "no value": (["--train.steps", "--ranks", "2"], ["--train.steps", "missing"]),
     "a layout that does not multiply out": (["--layout.dp=3", "--ranks=2"], ["3 ranks, but 2", "layout.dp = 2"]),
-    "an axis that is not trained yet": (["--layout.tp=2", "--ranks=2"], ["layout.tp = 2", "use layout.tp = 1"]),
+    "more stages than layers": (["--layout.pp=5", "--ranks=5"], ["layout.pp = 5", "model.layers", "a stage needs a layer"]),
+    "a schedule that is none": (["--layout.pp=2", "--ranks=2", "--layout.schedule=gpip"], ["'gpip'", "gpipe, 1f1b"]),
     "a global batch smaller than dp": (["--ranks=4", "--train.global_batch=3"], ["train.global_batch = 3", "dp = 4"]),
     "a product that disagrees": (["--train.accumulation=3"], ["1 x train.micro_batch 2 x train.accumulation 3 = 6", "= 5"]),
     "no rank": (["--ranks=0"], ["--ranks 0", "at least 1"]),
@@ -90,10 +92,34 @@ def test_eval_generate_and_plot(minidist, tmp_path):
     refused(minidist("eval", "run", "--samples", "-1"), "--samples -1")
 
 
+LAYOUTS = {
+    "a wrong key": (["--layout.tpp=2"], ["--layout.tpp", "did you mean --layout.tp?"]),
+    "a setting of the run": (["--train.micro_batch=1"], ["--train.micro_batch", "only its layout"]),
+    "a wrong type": (["--layout.tp", "two"], ["--layout.tp", '"two"', "a whole number"]),
+    "more than the ranks": (["--layout.pp=2", "--layout.tp=2", "--ranks=2"], ["4 ranks, but 2", "start 4"]),
+    "layout but no ranks": (["--layout.tp=2"], ["2 ranks, but 1", "start 2"]),
+    "no rank": (["--ranks=0"], ["--ranks 0", "at least 1"]),
+    "heads that do not divide": (["--layout.tp=3", "--ranks=3"], ["layout.tp = 3", "model.heads = 4"]),
+    "more stages than layers": (["--layout.pp=5", "--ranks=5"], ["layout.pp = 5", "model.layers", "a stage needs a layer"]),
+    "a sequence that does not divide": (["--layout.cp=3", "--ranks=3"], ["train.seq_len = 16", "2 x cp = 6"]),
+    "no experts": (["--layout.ep=2", "--ranks=2"], ["layout.ep = 2", "model.experts"]),
+    "a schedule without stages": (["--layout.schedule=gpipe"], ["layout.schedule", "layout.pp > 1"]),
+    "a schedule that is none": (["--layout.pp=2", "--ranks=2", "--layout.schedule=gpip"], ["'gpip'", "gpipe, 1f1b"]),
+    "shards of nothing": (["--layout.dp=2", "--ranks=2", "--layout.shard=2"], ["layout.shard = 2", "layout.zero = 0"]),
+}
+
+
+@pytest.mark.parametrize("verb", ["eval", "generate"])
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts_of_what_was_trained(minidist, trained, verb, case):
+    words, parts = LAYOUTS[case]
+    refused(minidist(verb, trained, *words), *parts)
+
+
 def test_a_fault_of_ours_keeps_its_traceback(minidist, recipe, monkeypatch):
     def bug(*args):
         return json.loads("{")  # a ValueError, but not one that was written for the user
 
-    monkeypatch.setattr(cli, "_run_training", bug)
+    monkeypatch.setattr(launch, "run", bug)
     said = minidist("train", recipe)
     assert said.code == 1 and "Traceback" in said.err and "JSONDecodeError" in said.err

@@ -15,6 +15,7 @@ from minidist.train.settings import get_type_hints
 # setting -> (value, where the change must show, overrides on both sides). "refused": exit code 2 instead.
 # where: rows (of metrics.jsonl), weights, files, out (what is printed), folder, threads
 SGD = ("--optim.name=sgd",)
+EXPERTS = ("--model.experts=4",)
 FIELDS = {
     "run.name": ("other", "folder", ()),
     "run.dir": ("elsewhere", "folder", ()),
@@ -29,6 +30,13 @@ FIELDS = {
     "model.dropout": ("0.3", "rows", ()),
     "model.rope_theta": ("10", "rows", ()),
     "model.norm_eps": ("0.1", "rows", ()),
+    "model.experts": ("4", "rows", ()),
+    "model.top_k": ("1", "rows", EXPERTS),
+    "model.shared_ffn": ("16", "rows", EXPERTS),
+    "model.capacity": ("0.5", "rows", EXPERTS),
+    "model.balance_loss": ("0.1", "rows", EXPERTS),
+    "model.z_loss": ("0.1", "rows", EXPERTS),
+    "model.bias_rate": ("0.1", "rows", EXPERTS),
     "data.source": ("stdlib", "rows", ()),
     "data.tokenizer": ("bpe:300", "rows", ("--data.source=stdlib", "--model.vocab=300")),
     "data.prefetch": ("0", "threads", ()),
@@ -38,6 +46,13 @@ FIELDS = {
     "layout.tp": ("2", "refused", ()),
     "layout.ep": ("2", "refused", ()),
     "layout.shard": ("1", "refused", ()),
+    "layout.bucket": ("0", "refused", ("--layout.zero=1",)),  # what it does at stage 0 is shown in test_traffic.py
+    "layout.sp": ("true", "refused", ()),  # with one rank; what it does with two, and sp_regather, test_tensor.py shows
+    "layout.sp_regather": ("false", "refused", ()),
+    "layout.cp_attention": ("gather", "refused", ()),  # test_context.py
+    "layout.schedule": ("gpipe", "refused", ()),  # tests/parallel/pipeline, and so on
+    "layout.chunks": ("2", "refused", ()),
+    "layout.split": ("cost", "refused", ()),
     "layout.zero": ("2", "out", ()),
     "layout.reshard": ("false", "out", ("--layout.zero=3",)),
     "train.steps": ("3", "rows", ()),
@@ -72,6 +87,7 @@ FIELDS = {
     "metrics.print_every": ("1", "out", ()),
     "metrics.plot": ("false", "files", ()),
     "metrics.peak_tflops": ("1", "rows", ()),
+    "metrics.trace": ("2", "files", ()),
 }
 CLOCK = re.compile(r"[\d,.]+ tokens/s.*|in \d+ s|/\S+|^small(-\d+)?:")
 

@@ -91,6 +91,22 @@ def test_what_was_trained_evaluates_and_speaks_the_same_from_its_files(minidist,
     assert "again: training loss" in json.loads(said.out)["text"] and (tmp_path / "p.png").stat().st_size > 1000
 
 
+def test_what_was_trained_evaluates_and_speaks_the_same_on_many_ranks(minidist, recipe):
+    minidist("train", recipe, "--ranks=2", "--layout.tp=2", "--layout.sp=true")
+    alone = json.loads(minidist("eval", "runs/small", "--json").out)
+    assert alone["ranks"] == 1 == alone["layout"]["tp"]  # not the layout that it was trained at
+    assert alone["loss"] == pytest.approx(rows("runs/small")[-1]["val_loss"], rel=1e-6)
+    layout = ("--ranks=4", "--layout.pp", "2", "--layout.tp=2")
+    many = json.loads(minidist("eval", "runs/small", "--json", *layout).out)
+    assert (many["ranks"], many["layout"]["pp"], many["layout"]["tp"], many["layout"]["dp"]) == (4, 2, 2, 1)
+    assert many["loss"] == pytest.approx(alone["loss"], rel=1e-6) and many["tokens"] == alone["tokens"]
+    assert json.loads(minidist("eval", "runs/small", "--json", "--ranks=3").out)["layout"]["dp"] == 3
+    words = ("generate", "runs/small", "--tokens=12", "--temperature=0")
+    spoken = minidist(*words, *layout)
+    assert spoken.code == 0 and spoken.out == minidist(*words).out
+    assert json.loads(minidist(*words, *layout, "--json").out)["ranks"] == 4
+
+
 def test_a_text_that_changed_since_is_not_evaluated_silently(minidist, recipe, tmp_path, text):
     import shutil
 
@@ -168,4 +184,7 @@ def test_help_is_quick_and_train_help_prints_the_documentation_of_every_field(mi
         assert f"\n    {verb} " in done.stdout
     said = minidist("train", "--help")
     assert said.code == 0 and "--ranks" in said.out and configs.help_text() in said.out
+    for verb in ("eval", "generate"):
+        said = minidist(verb, "--help")
+        assert said.code == 0 and "--ranks" in said.out and "--layout.pp" in said.out and "--optim.lr" not in said.out
     assert minidist().code == 2 and minidist("data").code == 2

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.core.slices import COPY, PAD, Box, Slice, assemble, by_name, extract
+from minidist.core.slices import COPY, PAD, Box, Slice, assemble, by_name, extract, shared
 
 shapes = st.lists(st.integers(0, 5), min_size=0, max_size=4).map(tuple)
 
@@ -33,6 +33,7 @@ def by_indexing(record: Slice, whole: torch.Tensor) -> torch.Tensor:
     return torch.cat(pieces)[a:b]
 
 
+@settings(deadline=None)
 @given(sliced())
 def test_runs_are_what_indexing_takes(record):
     whole = torch.arange(math.prod(record.shape)).reshape(record.shape)
@@ -40,11 +41,45 @@ def test_runs_are_what_indexing_takes(record):
     assert record.numel == len(by_indexing(record, whole))
 
 
+@settings(deadline=None)
+@given(sliced(), st.data())
+def test_what_two_slices_share_is_what_one_owns_of_the_other(record, data):
+    """Of an owner in two boxes, the later part of the whole first, and a flat range of them."""
+    whole = torch.arange(1, math.prod(record.shape) + 1).reshape(record.shape)
+    ends = [sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))) for n in record.shape]
+    low, high = (tuple(end[i] for end in ends) for i in (0, 1))
+    boxes = [Box(low, high)]
+    if low:
+        middle = data.draw(st.integers(low[0], high[0]))
+        boxes = [Box((middle, *low[1:]), high), Box(low, (middle, *high[1:]))]
+    piece = Slice("w", record.shape, tuple(boxes))
+    piece = piece.cut(*sorted((data.draw(st.integers(0, piece.numel)), data.draw(st.integers(0, piece.numel)))))
+    held, found = extract(piece, whole), torch.zeros(record.numel, dtype=torch.int64)
+    for to, at, length in shared(record, piece).tolist():
+        assert length > 0 and not found[to : to + length].any()
+        found[to : to + length] = held[at : at + length]
+    owned = torch.zeros_like(whole).flatten()
+    owned[held - 1] = held
+    assert torch.equal(found, extract(record, owned.view(record.shape)))
+
+
+def test_shared_runs_of_boxes_out_of_order():
+    """Rows 1 to 4 of a 6x4 matrix, held from element 2 on, and an owner of rows 4 to 5, then 2 to 3, less its last element."""
+    record = Slice("w", (6, 4), (Box((1, 0), (5, 4)),), flat=(2, 16))  # elements 6 to 19 of the whole
+    piece = Slice("w", (6, 4), (Box((4, 0), (6, 4)), Box((2, 0), (4, 4))), flat=(0, 15))  # elements 16 to 23, then 8 to 14
+    assert shared(record, piece).tolist() == [[2, 8, 7], [10, 0, 4]]
+    columns = Slice("w", (6, 4), (Box((0, 2), (6, 4)),))
+    assert shared(columns, piece).tolist() == [[4, 10, 2], [6, 14, 1], [8, 2, 2], [10, 6, 2]]
+    assert shared(columns, Slice("w", (6, 4), (Box((0, 0), (6, 2)),))).tolist() == []  # they only touch
+
+
+@settings(deadline=None)
 @given(sliced())
 def test_records_survive_json(record):
     assert Slice.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
+@settings(deadline=None)
 @given(shapes.filter(lambda s: math.prod(s) > 0), st.integers(1, 5))
 def test_shards_of_a_whole_assemble_to_it(shape, n):
     whole = torch.arange(math.prod(shape)).reshape(shape)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidist.model import attention
-from minidist.model.attention import attend, merge
+from minidist.model.attention import attend, attend_backward, merge
 
 B, H, G, S, K = 2, 6, 2, 9, 8
 
@@ -28,6 +28,14 @@ def formula(q, k, v, visible):
                     lse[b, h, i] = scores.logsumexp(0)
                     out[b, h, i] = scores.softmax(0) @ v[b, h // (H // G), seen]
     return out, lse
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def block_path(request, monkeypatch):
+    """Forward and backward with log-sum-exp by torch's kernel, or by the formula."""
+    if request.param == "plain":
+        monkeypatch.setattr(attention, "_flash_cpu", attention.plain)
+        monkeypatch.setattr(attention, "_flash_cpu_backward", attention.plain_backward)
 
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0] * 9])
@@ -108,3 +116,54 @@ def test_merge_of_two_shards_is_the_whole():
     assert torch.equal(got_lse == -torch.inf, want_lse == -torch.inf) and (want_lse == -torch.inf).any()
     seen = want_lse != -torch.inf
     assert torch.allclose(got_lse[seen], want_lse[seen], rtol=0, atol=1e-12)
+
+
+def test_backward_of_two_shards_adds_up_to_the_whole(block_path):
+    """Each set's part, given the merged out and lse: dq adds up, dk and dv are the set's own; also where rows see nothing."""
+    q, k, v = inputs(keys=12)
+    keys = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0], [0] * 12])
+    mask = {"documents": DOCUMENTS, "causal": False}
+    grad = torch.randn(B, H, S, K, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    out, lse = attend(q, k, v, key_documents=keys, **mask, need_lse=True)
+    assert (lse == -torch.inf).any()
+    out.backward(grad)
+    with torch.no_grad():
+        parts = [
+            attend_backward(grad, q, k[:, :, a:b], v[:, :, a:b], out, lse, key_documents=keys[:, a:b], **mask)
+            for a, b in ((0, 5), (5, 12))
+        ]
+        (dq, *first), (more, *second) = parts
+    dk, dv = (torch.cat(pair, 2) for pair in zip(first, second, strict=True))
+    for got, want in zip((dq + more, dk, dv), (q.grad, k.grad, v.grad), strict=True):
+        assert got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+def test_backward_of_a_causal_block_after_a_full_one(block_path, dtype, bound):
+    """The ring's two shapes: earlier keys that all queries see, and one's own."""
+    q, k, v = inputs(dtype, keys=6 + S)
+    seen = torch.ones(S, 6 + S, dtype=torch.bool).tril(6)
+    out, lse = attend(q, k[:, :, :6], v[:, :, :6], causal=False, need_lse=True)
+    own, own_lse = attend(q, k[:, :, 6:], v[:, :, 6:], need_lse=True)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.no_grad():
+        out, lse = merge(out, lse, own, own_lse)
+        dq, *first = attend_backward(grad, q, k[:, :, :6], v[:, :, :6], out, lse, causal=False)
+        more, *second = attend_backward(grad, q, k[:, :, 6:], v[:, :, 6:], out, lse)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True)
+    want.backward(grad.double())
+    assert torch.allclose(out.double(), want, rtol=0, atol=bound)
+    dk, dv = (torch.cat(pair, 2) for pair in zip(first, second, strict=True))
+    for got, whole in zip((dq + more, dk, dv), wide, strict=True):
+        assert got.dtype == dtype and torch.allclose(got.double(), whole.grad, rtol=0, atol=bound * whole.grad.abs().max())
+
+
+def test_a_gpu_in_16_bits_is_served_by_its_flash_kernels(monkeypatch):
+    """On the meta device torch checks what the GPU's kernels are called with, forward and backward, and has no values."""
+    monkeypatch.setattr(attention, "plain", None)
+    monkeypatch.setattr(attention, "plain_backward", None)
+    q, k, v = (x.detach().to("meta") for x in inputs(torch.bfloat16))
+    out, lse = attend(q, k, v, need_lse=True)
+    assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
+    assert [x.shape for x in attend_backward(out, q, k, v, out, lse)] == [q.shape, k.shape, v.shape]

@@ -33,10 +33,13 @@ def test_case_c36():
     assert "embedding not" in CONVENTION and "half" in CONVENTION and "Recomputed" in CONVENTION
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_against_torchs_counter(tied):
+EXPERTS = {"experts": 8, "top_k": 3, "shared_ffn": 32}
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"experts": 4}, EXPERTS], ids=str)
+def test_against_torchs_counter(changes):
     """A real step, counted by torch: with the math backend it computes the full square of attention."""
-    cfg = ModelConfig(layers=2, width=48, heads=6, kv_heads=2, ffn=80, vocab=101, tied=tied)
+    cfg = ModelConfig(layers=2, width=48, heads=6, kv_heads=2, ffn=80, vocab=101, **changes)
     rows, length = 3, 20
     with torch.device("meta"):
         model, tokens = Transformer(cfg), torch.zeros(rows, length, dtype=torch.int64)

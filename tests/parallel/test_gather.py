@@ -243,17 +243,17 @@ def test_a_forward_that_fails_leaves_nothing_behind(monkeypatch):
     launched = {}
 
     def launch(unit):
-        before = set(zero.gather._live)
+        before = set(zero.gathers[0]._live)
         original(unit)
         if unit.name not in before:
-            launched[unit.name] = zero.gather._live[unit.name][1]
+            launched[unit.name] = zero.gathers[0]._live[unit.name][1]
 
     def checked(unit):
         assert id(launched[unit.name]) in waited, f"{unit.name} was freed while it was on its way"
         free(unit)
 
-    original = zero.gather._launch
-    monkeypatch.setattr(zero.gather, "_launch", launch)
+    original = zero.gathers[0]._launch
+    monkeypatch.setattr(zero.gathers[0], "_launch", launch)
     monkeypatch.setattr(Unit, "free", checked)
     with pytest.raises(OSError, match="the caller's own fault"):
         zero.model(given(0, EVERY), EVERY, trip=3)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity.harness import SEQ_LEN, config
+from parity.harness import MODEL, SEQ_LEN, config
 from torch import nn
 
 from minidist import ranks
@@ -28,7 +28,7 @@ def sent(mesh, cfg, micro):
     step.run([batch] * micro)
     mesh.tape.clear()
     step.run([batch] * micro)
-    last = sum(unit.padded for unit in zero.gather.sites[-1]) if zero.gather else 0
+    last = sum(unit.padded for unit in zero.gathers[-1].sites[-1]) if zero.gathers else 0
     return {tag: mesh.tape.sent(tag=tag) for tag in ("grad", "weight")}, sum(unit.padded for unit in zero.units), last
 
 
@@ -50,6 +50,24 @@ def test_bytes_of_a_step(n, m):
         assert got["grad"] * n == grad * (n - 1) and got["weight"] * n == weight * (n - 1)
     got, padded, _ = run(Layout(dp=n, zero=3, reshard=False), m)
     assert got["grad"] * n == m * G * padded * (n - 1) and got["weight"] * n == m * W * padded * (n - 1)
+
+
+def reductions(mesh, cfg):
+    """Of one step: elements of each reduction of gradients."""
+    step = Step(runtime(mesh, cfg), mesh, cfg)
+    step.run([Batch.empty(1, SEQ_LEN)])
+    return [line.shape[0] for line in mesh.tape if line.tag == "grad"]
+
+
+def test_gradients_travel_in_buckets():
+    sizes = {}
+    for bucket in (0, 1, 25):
+        cfg = config(layout=Layout(dp=2, bucket=bucket))
+        sizes[bucket] = ranks.run(reductions, 2, cfg, layout=cfg.layout)[0]
+    assert len(sizes[0]) == MODEL.layers + 2 and len(sizes[25]) == 1
+    assert 1 < len(sizes[1]) < len(sizes[0]) and all(size * 8 <= 2**20 for size in sizes[1])
+    assert sizes[1][0] * 8 + max(sizes[0]) * 8 > 2**20, "a block more would have fitted"
+    assert sum(sizes[0]) == sum(sizes[1]) == sum(sizes[25])
 
 
 def test_full_recompute_adds_no_gather():

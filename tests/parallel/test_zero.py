@@ -8,6 +8,7 @@ from torch import nn
 from minidist import ranks
 from minidist.core.layout import Layout
 from minidist.core.mesh import Mesh
+from minidist.parallel import units as parallel_units
 from minidist.parallel.units import Formats, units_of
 from minidist.parallel.zero import Zero
 
@@ -203,6 +204,28 @@ def test_units_of_a_transformer():
     assert list(tied) == ["tied embedding.weight", "blocks.0", "blocks.1", "head"] and tied["head"] == ["norm.weight"]
 
 
+SIZES = {"embedding": 3, "blocks.0": 4, "blocks.1": 4, "blocks.2": 5, "tied x": 1, "y": 1, "y (frozen)": 1, "head": 3}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (0, list(SIZES)),
+        (7, ["embedding to blocks.0", "blocks.1", "blocks.2", "tied x", "y", "y (frozen)", "head"]),
+        (9, ["embedding to blocks.0", "blocks.1 to blocks.2", "tied x", "y", "y (frozen)", "head"]),
+        (13, ["embedding", "blocks.0 to blocks.2", "tied x", "y", "y (frozen)", "head"]),
+        (16, ["embedding to blocks.2", "tied x", "y", "y (frozen)", "head"]),
+        (99, ["embedding to blocks.2", "tied x", "y", "y (frozen)", "head"]),
+    ],
+)
+def test_neighbouring_units_are_joined_from_the_last_one_on(limit, expected):
+    names = {unit: [f"{unit} a", f"{unit} b"] for unit in SIZES}
+    sizes = {f"{unit} a": size for unit, size in SIZES.items()} | {f"{unit} b": 0 for unit in SIZES}
+    found = parallel_units.joined(names, sizes, limit)
+    assert list(found) == expected
+    assert [n for run in found.values() for n in run] == [n for unit in names.values() for n in unit]
+
+
 # What a step may leave out, and what memory holds before it is written
 
 
@@ -353,8 +376,3 @@ def test_refusals():
         Zero(model, mesh.world)
     with pytest.raises(ValueError, match="stage = 4: ZeRO has stages 0, 1, 2 and 3"):
         Zero(nn.Linear(2, 2), mesh.world, stage=4)
-    zero = Zero(nn.Linear(2, 2), mesh.world)
-    zero.model.zero_grad()
-    zero.before_backward(last=True)
-    with pytest.raises(RuntimeError, match=r"zero gradients by start_step\(\)"):
-        zero.model(torch.ones(1, 2)).sum().backward()

@@ -26,3 +26,10 @@ def test_like_one_process(n, global_batch, micro_batch, reference):
 @pytest.mark.parametrize("n", [1, 3])
 def test_tied_embeddings(n, reference):
     compare(config(24, 4, Layout(dp=n), replace(MODEL, tied=True)), reference)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("bucket", [0, 1])
+def test_buckets(bucket, n, reference):
+    """Every block alone, and some together (1 MiB); all together is the default."""
+    compare(config(26, 5, Layout(dp=n, bucket=bucket)), reference)

@@ -12,6 +12,8 @@ from minidist.parallel.config import Recompute
 
 RECOMPUTE = [Recompute("full"), Recompute("selective"), Recompute("selective", "blocks", 3), Recompute("full", offload=True)]
 TIED = replace(MODEL, tied=True)
+SETTINGS = [{"zero": 0}, {"bucket": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 3, "reshard": False}]
+LATE = [*(Layout(dp=2, **setting) for setting in SETTINGS), *(Layout(dp=4, zero=z, shard=2) for z in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -52,9 +54,7 @@ def on_late_ranks(mesh, cfg, path):
     return on_ranks(mesh, cfg, path)
 
 
-@pytest.mark.parametrize(
-    "layout", [*(Layout(dp=2, zero=z) for z in range(4)), *(Layout(dp=4, zero=z, shard=2) for z in (1, 2, 3))], ids=str
-)
+@pytest.mark.parametrize("layout", LATE, ids=str)
 def test_what_is_not_waited_for_is_not_there(layout, reference, monkeypatch):
     """No wait is missing: on links without delay, a result may be there in time by luck."""
     monkeypatch.setattr(harness, "on_ranks", on_late_ranks)
@@ -64,7 +64,7 @@ def test_what_is_not_waited_for_is_not_there(layout, reference, monkeypatch):
 @pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("zero", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 3, "reshard": False}], ids=str)
+@pytest.mark.parametrize("zero", SETTINGS, ids=str)
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("recompute", [Recompute(), *RECOMPUTE], ids=str)
 def test_matrix(n, accumulation, zero, model, recompute, reference):
@@ -73,5 +73,5 @@ def test_matrix(n, accumulation, zero, model, recompute, reference):
         return replace(config(24, micro_batch, layout, model), recompute=recompute)
 
     compare(at(Layout(dp=n, **zero)), reference)
-    if n > 2 and n % 2 == 0 and zero["zero"]:
+    if n > 2 and n % 2 == 0 and zero.get("zero"):
         compare(at(Layout(dp=n, shard=2, **zero)), reference)

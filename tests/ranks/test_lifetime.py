@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from ranks.processes import alive, gone
 
 from minidist import ranks
 from minidist.core import comm
+from minidist.core.layout import Layout
 from minidist.ranks import session
 
 START = """
@@ -149,3 +152,20 @@ ranks.run(stuck, 2)
     assert len(pids) == 2 and not gone(pids, 0.1)
     process.send_signal(signal.SIGKILL)
     assert gone(pids) and leftovers(environ) == []
+
+
+def held(mesh):
+    """Threads and open files of this rank, once its groups have talked."""
+    for name in ("world", "dp", "tp"):
+        comm.all_reduce(torch.ones(2), mesh.group(name))
+    mesh.twin("dp")
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux tells threads and files of a process there")
+def test_layouts_that_were_used_long_ago_hold_nothing():
+    """Each gloo group has three threads and some files: a pool that has run a hundred layouts must not keep those of all."""
+    layouts = [Layout(dp=2, bucket=size) for size in range(1, 25)] + [Layout(tp=2), Layout(dp=2)]
+    found = [ranks.run(held, 2, layout=layout) for layout in layouts]
+    assert [max(rank[i] for rank in found[-1]) <= 2 * max(rank[i] for rank in found[3]) for i in (0, 1)] == [True, True]
+    assert ranks.run(held, 2, layout=layouts[0]), "one that was closed is made anew"

@@ -125,9 +125,25 @@ def test_ranks_fill_dp_only_where_it_is_not_stated(small, tmp_path):
 
 CHECK_FAULTS = {  # overrides, ranks -> what is said
     ("--layout.dp=3", 2): ("3 ranks, but 2 were started", "layout.dp = 2"),
-    ("--layout.tp=2", 2): ("layout.tp = 2", "use layout.tp = 1"),
-    ("--layout.pp=2", 2): ("layout.pp = 2", "use layout.pp = 1"),
-    ("--layout.cp=2", 2): ("layout.cp = 2", "use layout.cp = 1"),
+    ("--layout.tp=2 --model.ffn=33", 2): ("layout.tp = 2 does not divide model.ffn = 33", "use tp = 1"),
+    ("--layout.sp=true", 2): ("layout.sp acts with layout.tp > 1 only", "leave it out"),
+    ("--layout.tp=2 --layout.sp_regather=false", 2): ("layout.sp_regather = false acts with layout.sp", "leave it out"),
+    ("--layout.tp=2 --layout.sp=true --train.seq_len=15", 2): ("train.seq_len = 15", "use a multiple of 2"),
+    ("--layout.cp_attention=gather", 2): ("layout.cp_attention acts with layout.cp > 1 only", "leave it out"),
+    ("--layout.schedule=gpipe", 2): ("layout.schedule acts with layout.pp > 1 only", "leave it out"),
+    ("--layout.pp=2 --layout.chunks=9 --layout.schedule=interleaved", 2): (
+        "layout.pp = 2 with 9 chunks",
+        "a stage needs a layer",
+    ),
+    ("--layout.pp=2 --layout.split=3,2", 2): ("layout.split = '3,2'", "2 whole numbers of layers that add up to"),
+    ("--layout.pp=2 --layout.split=cheap", 2): ("layout.split = 'cheap'", '"even", "cost"'),
+    ("--layout.pp=2 --layout.schedule=nothing.csv", 2): ("layout.schedule = 'nothing.csv'", "neither a file nor one of"),
+    ("--layout.cp=2 --train.seq_len=18", 2): ("train.seq_len = 18", "use a multiple of 4"),
+    ("--layout.cp=2 --model.experts=2 --model.capacity=1.0", 2): ("layout.cp = 2", "model.capacity = 0"),
+    ("--layout.cp=2 --layout.cp_attention=ulysses --model.heads=3 --model.kv_heads=3 --model.width=48", 2): (
+        "unevenly",
+        "use a multiple of 2 heads",
+    ),
     ("--layout.ep=2", 2): ("layout.ep = 2", "use layout.ep = 1"),
     ("--layout.shard=2", 2): ("layout.shard = 2 with layout.zero = 0", "set layout.zero to 1, 2 or 3"),
     ("--layout.reshard=false", 1): ("layout.reshard = false with layout.zero = 0", "leave it out"),

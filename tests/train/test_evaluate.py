@@ -15,6 +15,8 @@ from minidist.train.evaluate import Evaluation, evaluate
 class Table(nn.Module):
     """Logits by a look-up: the smallest language model. Remembers in which mode it was called."""
 
+    loss_sum = staticmethod(loss_sum)
+
     def __init__(self):
         super().__init__()
         self.logits = nn.Embedding(8, 8)

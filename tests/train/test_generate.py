@@ -1,12 +1,19 @@
 """Generation: deterministic by seed, temperature and top-k mean what they say, the window slides."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from parity.harness import MODEL, config
 from torch import nn
 
-from minidist.train.generate import generate, pick
+from minidist import ranks
+from minidist.core.layout import Layout
+from minidist.model.transformer import Transformer, initialise
+from minidist.parallel.pipeline.runtime import Pipeline
+from minidist.train.build import runtime
+from minidist.train.generate import generate, last_logits, pick
 
 
 class Counting(nn.Module):
@@ -56,3 +63,22 @@ def test_the_window_slides_and_padding_of_the_vocabulary_is_never_drawn():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="prompt: empty"):
         generate(Counting(), [], 1, context=4)
+
+
+def following(mesh, cfg):
+    """Logits of what follows windows of 1 to 8 tokens."""
+    zero = runtime(mesh, cfg)
+    zero.model.eval()
+    with torch.no_grad():
+        return [last_logits(Pipeline(zero, mesh), torch.arange(1, size + 1)[None]) for size in range(1, 9)]
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(tp=4, sp=True), Layout(dp=2, tp=2, zero=3)], ids=str)
+def test_a_model_that_is_cut_says_what_the_whole_one_says(layout):
+    cfg = config(layout=layout, model=replace(MODEL, layers=2, vocab=47))
+    model = Transformer(cfg.model).double()
+    initialise(model, cfg.run.seed)
+    for found in ranks.run(following, layout.world_size, cfg, layout=layout):
+        for size, logits in enumerate(found, 1):
+            expected = model(torch.arange(1, size + 1)[None])[:, -1:].detach()
+            torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)

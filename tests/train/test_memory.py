@@ -38,7 +38,7 @@ def after_a_step(mesh, cfg):
         module.register_full_backward_pre_hook(lambda *_: seen.append(memory.held(step)))
     step.run([batch] * 2)
     most = {kind: max(one[kind] for one in seen) for kind in memory.KINDS}
-    sites = [sum(unit.padded for unit in site) for site in step.zero.gather.sites] if step.zero.gather else []
+    sites = [sum(unit.padded for unit in site) for site in step.zero.gathers[0].sites] if step.zero.gathers else []
     units = [(unit.numel, unit.padded, unit.own) for unit in step.zero.units]
     return kept, most, units, sites, memory.padding(step)
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from minidist.parallel.units import Formats, Unit
+from minidist.core.mesh import Group, Wire
+from minidist.core.tape import Tape
+from minidist.parallel.units import Formats, Sharing, Unit
 from minidist.train import optim
 from minidist.train.config import Optim
 from minidist.train.optim import Segment, UnitOptimizer
@@ -85,7 +87,9 @@ def test_a_unit_is_updated_like_its_parameters_one_by_one(name, shards):
     units = []
     for place in range(shards):
         own = {n: torch.nn.Parameter(v.clone()) for n, v in values.items()}
-        unit = Unit("unit", own, 1, place, shards, Formats(torch.float64).settled(), torch.device("cpu"))
+        wire = Wire(place, torch.device("cpu"), Tape(place), None, check=False, timeout_s=1.0)
+        sharing = Sharing(Group("dp", tuple(range(shards)), place, wire))
+        unit = Unit("unit", own, 1, sharing, Formats(torch.float64).settled(), torch.device("cpu"))
         unit.fill(lambda record: values[record.name].flatten()[record.range[0] : record.range[1]])
         units.append((unit, UnitOptimizer(settings, unit)))
     for step in (1, 2):

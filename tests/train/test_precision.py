@@ -24,6 +24,7 @@ from minidist.train.precision import LossScale
 from minidist.train.step import Step
 
 PLAIN = replace(MODEL, dropout=0.0)
+EXPERTS = replace(PLAIN, layers=2, ffn=48, experts=4, top_k=2, shared_ffn=48, balance_loss=0.1, z_loss=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,13 @@ def tokens(tmp_path_factory):
     return token_file(tmp_path_factory.mktemp("tokens"))
 
 
-def low(precision, layout=None, **optim):
+def model_for(layout):
+    return EXPERTS if layout.ep > 1 else PLAIN
+
+
+def low(precision, layout=None, model=PLAIN, **optim):
     """One sequence a micro-batch, so that a rank's micro-batches are the same ones on any layout."""
-    base = config(8, 1, layout, PLAIN)
+    base = config(8, 1, layout, model)
     return replace(base, precision=precision, optim=replace(base.optim, **optim))
 
 
@@ -65,10 +70,20 @@ def overflow_on_rank_2(mesh, cfg, path):
     return seen
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_an_overflow_in_the_shard_of_one_rank_makes_all_skip_and_halve(zero, tokens):
-    layout = Layout(dp=4, zero=zero)
-    results = ranks.run(overflow_on_rank_2, 4, low(Precision("float16"), layout), str(tokens.path), layout=layout)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *(Layout(dp=4, zero=z) for z in (1, 2, 3)),
+        Layout(dp=2, tp=2, sp=True, zero=3),
+        Layout(cp=2, tp=2, zero=2),
+        Layout(dp=4, ep=2, zero=1),
+    ],
+    ids=str,
+)
+def test_an_overflow_on_one_rank_makes_all_skip_and_halve(layout, tokens):
+    results = ranks.run(
+        overflow_on_rank_2, 4, low(Precision("float16"), layout, model=model_for(layout)), str(tokens.path), layout=layout
+    )
     assert results == [[(False, False, 2.0**16, 1), (True, True, 2.0**16, 1), (False, False, 2.0**15, 2)]] * 4
 
 
@@ -240,3 +255,46 @@ def test_like_one_process_with_the_same_roundings(dtype, scale, layout, tokens):
     assert [result[0] for result in results] == pytest.approx([loss] * len(results), rel=1e-12)
     # The sum of 8 fp32 numbers in two orders: at most 2 x 7 roundings of 2^-24, relative to the largest partial sum.
     assert worst(whole(results, 1), grads) < 1e-5 and worst(whole(results, 2), weights) < 1e-6
+
+
+# Where a sum of partial products is rounded that one process does not cut
+
+
+def one_step_of(cfg, path):
+    results = ranks.run(one_step, cfg.layout.world_size, cfg, path, layout=cfg.layout)
+    return results[0][0], whole(results, 1)
+
+
+def errors(found, exact):
+    """|found - exact| / |exact| of the loss, and of the gradient of each kind of parameter."""
+    kinds = {}
+    for name, grad in exact[1].items():
+        kinds.setdefault(name.split(".", 2)[-1], []).append((found[1][name].double() - grad, grad))
+    of_kind = {
+        kind: sum(d.square().sum() for d, _ in pairs) / sum(g.square().sum() for _, g in pairs) for kind, pairs in kinds.items()
+    }
+    return {"loss": abs(found[0] / exact[0] - 1), **{kind: square.sqrt().item() for kind, square in of_kind.items()}}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp=4),
+        Layout(tp=2, sp=True),
+        Layout(cp=2),
+        Layout(cp=2, cp_attention="gather"),
+        Layout(cp=2, cp_attention="ulysses"),
+        Layout(dp=2, tp=2, cp=2, sp=True, zero=3),
+        Layout(dp=2, ep=2),
+        Layout(dp=2, tp=2, ep=2, sp=True, zero=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_cut_products_are_no_further_from_exact_than_whole_ones(dtype, layout, tokens):
+    """A factor is an error of order 1, a missing wide sum one of order n: roundings of one process are about 1e-2 and 1e-3."""
+    path, model = str(tokens.path), model_for(layout)
+    exact = one_step_of(low(Precision("float64"), model=model), path)
+    alone = errors(one_step_of(low(Precision(dtype), model=model), path), exact)
+    cut = errors(one_step_of(low(Precision(dtype), layout, model), path), exact)
+    assert {kind: (cut[kind], alone[kind]) for kind in cut if cut[kind] > 2 * alone[kind] + 1e-4} == {}

@@ -1,0 +1,45 @@
+"""Faults of experts, their routing and expert parallelism; test_mutations.py says how they are run."""
+
+EXPERT = "parallel/test_expert.py::test_like_one_process"
+MIX = "model/test_moe.py::test_like_a_loop_over_tokens"
+WHOLE = "model/test_balance.py::test_gradient_is_that_of_the_definition"
+
+MUTATIONS = [
+    ("parallel/expert.py", "(comm_grad.fan_out(same, tp) for same in (x, weights))", "(comm_grad.fan_out(x, tp), weights)", EXPERT),
+    ("parallel/expert.py", "(comm_grad.fan_out(same, tp) for same in (x, weights))", "(x, comm_grad.fan_out(weights, tp))", EXPERT),
+    ("parallel/expert.py", "comm_grad.fan_in(mix(experts, x, chosen, weights, run), tp)", "mix(experts, x, chosen, weights, run)", EXPERT),
+    ("parallel/expert.py", "chosen = comm.all_gather(chosen, tp, dim=1)", "chosen = torch.cat([chosen] * tp.size, 1)", EXPERT),
+    ("parallel/expert.py", "for group in (self.cp, self.tp):", "for group in (self.cp,):", "parallel/test_expert.py::test_c30_in_every_layout"),
+    ("parallel/expert.py", "for group in (self.cp, self.tp):", "for group in (self.tp,):", "parallel/test_expert.py::test_c30_in_every_layout"),
+    ("parallel/expert.py", "x = comm_grad.fan_in(x, group, tag=\"control\")", "x = comm_grad.all_reduce(x, group, tag=\"control\")", "parallel/test_expert.py::test_c30_in_every_layout"),
+    ("parallel/expert.py", "x = comm_grad.fan_in(x, group, tag=\"control\")", "x = comm_grad.fan_in(x.detach(), group, tag=\"control\")", "parallel/test_expert.py::test_c30_in_every_layout"),
+    ("parallel/expert.py", "self.counted = cp.rank == 0", "self.counted = True", EXPERT),
+    ("parallel/expert.py", "        new.over = \"expert_dp\"", "        pass", EXPERT),
+    ("parallel/expert.py", "index_copy(0, order, done)", "copy_(done)", EXPERT),
+    ("parallel/expert.py", "experts(came.index_select(0, order), theirs.sum(0))", "experts(came, theirs.sum(0))", EXPERT),
+    ("parallel/expert.py", "start[dim] = group.rank * shape[dim]", "start[dim] = 0", EXPERT),
+    ("parallel/expert.py", "{\"gate\": 1, \"up\": 1, \"down\": 2}", "{\"gate\": 1, \"up\": 1, \"down\": 1}", EXPERT),
+    ("parallel/expert.py", "return x.chunk(self.tp.size, 1)[self.tp.rank] if self.tp else x", "return x.chunk(self.tp.size, 1)[0] if self.tp else x", EXPERT),
+    ("parallel/expert.py", "return comm.all_gather(x, self.tp, dim=1) if self.tp else x", "return x", "parallel/test_expert.py::test_settings"),
+    ("parallel/expert.py", "    clear_bias(model, mesh.device)\n", "", "parallel/test_expert.py::test_slices_on_the_meta_device"),
+    ("parallel/expert.py", "    expect_rows(model.cfg, cp.size)\n", "", "parallel/test_expert.py::test_capacity_is_refused_with_context_parallelism"),
+    ("model/moe.py", "order = flat.argsort(stable=True)", "order = torch.arange(len(flat))", MIX),
+    ("model/moe.py", "weights / weights.sum(-1, keepdim=True) if self.top_k > 1 else weights", "weights", MIX),
+    ("model/moe.py", "if self.top_k > 1 else weights", "if self.top_k > 0 else weights", MIX),
+    ("model/moe.py", "earlier = hits.cumsum(1) - hits", "earlier = hits.cumsum(1)", "model/test_moe.py::test_known_drops"),
+    ("model/moe.py", "preference = probs.detach() if self.bias is None else probs.detach() + self.rate * self.bias.to(wide)", "preference = probs.detach()", MIX),
+    ("model/moe.py", "weights = probs.gather(-1, chosen)", "weights = preference.gather(-1, chosen)", MIX),
+    ("model/moe.py", "load if self.rows.counted else torch.zeros_like(load)", "load", EXPERT),
+    ("model/moe.py", "(*w.shape[1:], w.storage_offset())", "w.shape[1:]", "model/test_moe.py::test_what_torchs_grouped_product_does_not_take_is_looped"),
+    ("model/moe.py", "torch.sign(choices.sum() - layer.cfg.experts * choices)", "torch.sign(layer.cfg.experts * choices - choices.sum())", "model/test_balance.py::test_bias_moves_against_the_load_and_only_there"),
+    ("model/balance.py", "rows = experts * (hits * probs)", "rows = (hits * probs)", "model/test_balance.py::test_c30"),
+    ("model/balance.py", "(top_k * tokens.clamp_min(1.0))", "(top_k * tokens.clamp_min(1.0) ** 2)", "model/test_balance.py::test_a_row_counts_as_often_as_it_has_valid_tokens"),
+    ("model/balance.py", "tokens.clamp_min(1.0)", "tokens", "model/test_balance.py::test_an_empty_micro_batch_counts_nothing"),
+    ("model/balance.py", "torch.where(valid[..., None], each, 0.0)", "each", WHOLE),
+    ("model/balance.py", "torch.full_like(ctx.like, ctx.routing.factor)", "torch.ones_like(ctx.like)", WHOLE),
+    ("model/balance.py", "return grad, torch.full_like", "return 0 * grad, torch.full_like", "model/test_balance.py::test_a_whole_model_in_pieces"),
+    ("model/balance.py", "for routing in routings]).sum(0)", "for routing in routings[:1]]).sum(0)", "model/test_balance.py::test_a_whole_model_in_pieces"),
+    ("model/transformer.py", "x = block(x, rope, documents, dropout, routing)", "x = block(x, rope, documents, dropout)", "model/test_balance.py::test_a_whole_model_in_pieces"),
+    ("model/transformer.py", "    clear_bias(model)\n", "", "model/test_moe.py::test_parameters_and_what_they_start_from"),
+    ("model/transformer.py", '"ffn.shared.down.weight", "ffn.experts.down"', '"ffn.shared.down.weight"', "model/test_moe.py::test_parameters_and_what_they_start_from"),
+]  # fmt: skip
