@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from minidist.core.mesh import Group
 
 SPIN_S = 200e-6  # on two busy cores, spinning this long made small all-reduces of 2 and 4 ranks 1.4 times faster than blocking
-LONGEST_NAP_S = 1e-3
+REST_S = 5e-3  # then a rank sleeps until it is told, and looks this often at the deadline and at what its peers called
 
 # gloo can neither poll a transfer or a reduce-scatter nor time a transfer out and go on (its pair is closed for good), so
 # these are waited for on threads.
-_waiters = ThreadPoolExecutor(max_workers=256, thread_name_prefix="minidist-transfer")
+_waiters = futures.ThreadPoolExecutor(max_workers=256, thread_name_prefix="minidist-transfer")
 
 
 class CommTimeout(RuntimeError):
@@ -46,6 +47,9 @@ class Handle(Protocol):
 
     def done(self) -> bool: ...
 
+    def rest(self, seconds: float) -> None:
+        """Where it polls: sleep until it completes, at most so long."""
+
     def finish(self) -> None:
         """Raise the backend's error, if any; on a backend with streams, order them."""
 
@@ -56,7 +60,7 @@ class PolledHandle:
     polls = True
 
     def __init__(self, work: dist.Work, on_done: Callable[[], None]):
-        self._work, self._on_done, self._lock = work, on_done, threading.Lock()
+        self._work, self._on_done, self._lock, self._over = work, on_done, threading.Lock(), threading.Event()
         work.get_future().add_done_callback(lambda _: self._tell())
 
     def _tell(self) -> None:
@@ -64,12 +68,16 @@ class PolledHandle:
             tell, self._on_done = self._on_done, None
             if tell:
                 tell()
+                self._over.set()
 
     def done(self) -> bool:
         completed = self._work.is_completed()
         if completed:
             self._tell()
         return completed
+
+    def rest(self, seconds: float) -> None:
+        self._over.wait(seconds)
 
     def finish(self) -> None:
         self._work.wait()
@@ -85,10 +93,13 @@ class ThreadedHandle:
             work.wait(timedelta(seconds=timeout_s))
             on_done()
 
-        self._future: Future = _waiters.submit(wait)
+        self._future = _waiters.submit(wait)
 
     def done(self) -> bool:
         return self._future.done()
+
+    def rest(self, seconds: float) -> None:
+        futures.wait([self._future], seconds)
 
     def finish(self) -> None:
         self._future.result()
@@ -179,7 +190,7 @@ class Work:
     def _poll(self, began: float) -> None:
         from minidist.core.check import compare
 
-        wire, nap = self._group.wire, 20e-6
+        wire = self._group.wire
         while not self._handle.done():
             now = time.monotonic()
             if now - began < SPIN_S:
@@ -189,8 +200,7 @@ class Work:
                 raise CommTimeout(self._story(f"waited {now - began:.0f} s"))
             if wire.check:
                 compare(self.line, self._group)
-            time.sleep(nap)
-            nap = min(nap * 1.5, LONGEST_NAP_S)
+            self._handle.rest(REST_S)
 
     def _story(self, what: str) -> str:
         line = self.line
@@ -207,6 +217,9 @@ def caller() -> str:
     frame = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("minidist.core.", "torch.")):
         frame = frame.f_back
-    path = frame.f_code.co_filename
-    name = path if path.startswith("<") else "/".join(Path(path).parts[-2:])
-    return f"{name}:{frame.f_lineno}"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.cache
+def _short(path: str) -> str:
+    return path if path.startswith("<") else "/".join(Path(path).parts[-2:])
