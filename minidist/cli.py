@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 GOOD, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-SETTINGS = ("train", "eval", "generate")  # verbs that take `--section.key value`
+SETTINGS = ("train", "eval", "generate", "ckpt")  # verbs that take `--section.key value`
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,36 +59,21 @@ def doctor(args: argparse.Namespace) -> int:
     return report(args.json)
 
 
-def data_build(args: argparse.Namespace) -> int:
-    """turn a text file, or a folder of them, into token files"""
-    from minidist.data import corpus
-
-    return _say(args, _corpus(corpus.build(args.source, args.out, args.tokenizer)))
-
-
-def data_show(args: argparse.Namespace) -> int:
-    """what is in a corpus: "stdlib", or a folder that `data build` made"""
-    from minidist.data import corpus
-
-    found = corpus.load(args.source, args.tokenizer)
-    for part in (found.train, found.validation):
-        part.verify()
-    return _say(args, _corpus(found))
-
-
 def train(args: argparse.Namespace) -> int:
     """train a model, on one rank or many"""
     from minidist.train import config as configs
     from minidist.train import launch
 
     ranks = launch.count(args.ranks)
-    config = configs.load(args.recipe, args.overrides, ranks=ranks, trace=args.trace)
+    flags = ["--checkpoint.resume", "true"] if args.resume else []
+    config = configs.load(args.recipe, args.overrides + flags, ranks=ranks, trace=args.trace)
     configs.check(config, ranks)
 
-    from minidist.train import loop
+    from minidist.train import loop, resume
     from minidist.train.build import open_text
 
-    open_text(config)  # the text is built, or refused, before any rank starts
+    open_text(config)  # the text is built, or refused, before any rank starts,
+    resume.check(config)  # and so is what the run is to go on from
     summary = launch.run(loop.train, config)
     if args.json and summary is not None:
         print(json.dumps(summary))
@@ -172,20 +157,7 @@ def bench(args: argparse.Namespace) -> int:
     return USAGE
 
 
-VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "lab": lab,
-    "restore": restore,
-    "progress": progress,
-    "doctor": doctor,
-    "data": data_build,
-    "train": train,
-    "eval": evaluate,
-    "generate": generate,
-    "plot": plot,
-    "trace": trace,
-    "grade": grade,
-    "bench": bench,
-}
+VERBS = ("lab", "restore", "progress", "doctor", "data", "train", "eval", "generate", "plot", "trace", "ckpt", "grade", "bench")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -270,14 +242,28 @@ def parser() -> Parser:
     one.add_argument("--html", metavar="OUT", help="write it as one HTML page, too")
 
     _verb(verbs, "doctor", doctor)
-    _data_verbs(verbs)
+
+    from minidist.data import verbs as data
+
+    group = verbs.add_parser("data", help="build and show token files", allow_abbrev=False)
+    group.set_defaults(verb=lambda args: group.print_help() or USAGE)
+    data.add(group, _verb)
 
     one = _verb(verbs, "train", train, add_help=False)
-    one.add_argument("recipe", metavar="RECIPE", help="a TOML file, or a recipe shipped with the package, such as tiny")
+    one.add_argument(
+        "recipe", metavar="RECIPE", help="a TOML file, a run folder, or a recipe shipped with the package, such as tiny"
+    )
     one.add_argument("--trace", action="store_true", help="write a trace of steps 2 to 4, or those of metrics.trace")
+    one.add_argument("--resume", action="store_true", help="go on with the run of this name from its last good checkpoint")
     _ranks(one)
 
     _run_verbs(verbs)
+
+    from minidist.train import ckpt
+
+    group = verbs.add_parser("ckpt", help="show, verify and reshard checkpoints", allow_abbrev=False)
+    group.set_defaults(verb=lambda args: group.print_help() or USAGE)
+    ckpt.add(group, _verb, _ranks)
 
     one = _verb(verbs, "grade", grade)
     one.add_argument("path", metavar="PATH", help="a notebook, or a folder of notebooks")
@@ -328,19 +314,6 @@ def _run_verbs(verbs: Any) -> None:
     one.add_argument("--plot", metavar="FILE", help="draw it as a PNG")
 
 
-def _data_verbs(verbs: Any) -> None:
-    group = verbs.add_parser("data", help="build and show token files", allow_abbrev=False)
-    group.set_defaults(verb=lambda args: group.print_help() or USAGE)
-    kinds = group.add_subparsers(metavar="build|show")
-    one = _verb(kinds, "build", data_build)
-    one.add_argument("source", metavar="SRC", help="a UTF-8 text file, or a folder of them")
-    one.add_argument("--out", required=True, help="the corpus folder to make")
-    one.add_argument("--tokenizer", default="byte", help="byte, or bpe:N for N tokens; default %(default)s")
-    one = _verb(kinds, "show", data_show)
-    one.add_argument("source", metavar="CORPUS", nargs="?", default="stdlib", help="default %(default)s")
-    one.add_argument("--tokenizer", default="byte", help="of stdlib; default %(default)s")
-
-
 def _ranks(one: Parser, section: str | None = None) -> None:
     """`--ranks` of a verb that runs a model, and a help that shows the settings that it takes: all, or those of one section."""
     one.add_argument("--ranks", type=int, help="local ranks to start, default 1; layout.dp takes them unless you state it")
@@ -361,30 +334,3 @@ class _Help(argparse.Action):
             print("every setting, also in a TOML file as key = value under its [section]:\n")
         print(configs.help_text(self.const))
         raise SystemExit(GOOD)
-
-
-def _corpus(found: Any) -> dict[str, Any]:
-    """What `data` reports of a corpus."""
-    head = found.train.header
-    return {
-        "path": str(found.path),
-        "source": head.get("source"),
-        "tokenizer": found.tokenizer.name,
-        "vocab": found.tokenizer.vocab,
-        "train_tokens": len(found.train),
-        "train_documents": head["documents"],
-        "validation_tokens": len(found.validation),
-        "validation_documents": found.validation.header["documents"],
-        "skipped_files": head.get("skipped", 0),
-        "sha256": head["sha256"],
-    }
-
-
-def _say(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """A report as JSON or as aligned lines."""
-    if args.json:
-        print(json.dumps(report))
-    else:
-        for key, value in report.items():
-            print(f"{key.replace('_', ' '):<22}{value:,}" if isinstance(value, int) else f"{key.replace('_', ' '):<22}{value}")
-    return GOOD

@@ -1,7 +1,8 @@
 """Checkpoints: safetensors files and a JSON manifest that a person can read. Nothing in them can run code."""
 
-from minidist.checkpoint.manifest import Manifest, latest, read_manifest, resolve
+from minidist.checkpoint.choose import latest, prune, resolve
+from minidist.checkpoint.manifest import Manifest, read_manifest
 from minidist.checkpoint.read import Reader, fill, load, match
-from minidist.checkpoint.write import save
+from minidist.checkpoint.saver import Saver, save
 
-__all__ = ["Manifest", "Reader", "fill", "latest", "load", "match", "read_manifest", "resolve", "save"]
+__all__ = ["Manifest", "Reader", "Saver", "fill", "latest", "load", "match", "prune", "read_manifest", "resolve", "save"]

@@ -1,4 +1,4 @@
-"""Format version 1 of a checkpoint: what lies in its folder, and reading its manifest.
+"""Format version 2 of a checkpoint: what lies in its folder, and reading its manifest.
 
     checkpoints/step-000500/
         manifest.json               written last; a folder without it is not a checkpoint
@@ -6,27 +6,31 @@
         rank-00001.safetensors
 
 The manifest says of every tensor its whole shape, its dtype, and its pieces: the file, the key in it, the slice record
-(`core.slices`) and the SHA-256 of the bytes. So a reader needs no knowledge of the layout that wrote it. A later
-minidist may add keys, which are ignored here; what an old reader would misread gets a higher format version.
+(`core.slices`) and the SHA-256 of each block of its bytes. So a reader needs no knowledge of the layout that wrote it, and
+checks what it reads without reading the rest. Weights have the names of the plain model, in their widest form (the masters);
+the optimizer's moments are `moments/exp_avg/NAME` and so on, cut like the weight. All else that a run needs to go on is in
+`state`, and nothing of it depends on the layout either.
+
+Version 1 had no moments, no state, and one hash a piece; it stays readable. A later minidist may add keys, which are
+ignored here; what an old reader would misread gets a higher format version.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minidist.core.slices import Slice
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+BLOCK = 16 * 2**20  # bytes that one hash covers: small beside a tensor, large beside its hash
+MOMENTS = "moments/"
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Piece:
     """name of the safetensors file, in the folder of the manifest"""
     key: str
     """its key in that file"""
-    sha256: str
-    """of its bytes, row-major, little-endian"""
+    sha256: tuple[str, ...]
+    """of each block of its bytes, row-major, little-endian"""
     slice: Slice
     """which part of which whole tensor it is"""
 
@@ -59,11 +63,36 @@ class Manifest:
 
     folder: Path
     step: int
-    """optimizer steps taken"""
+    """optimizer steps run"""
     files: dict[str, int]
     """name of every tensor file -> its length in bytes"""
     tensors: dict[str, Entry]
     raw: dict[str, Any]
+
+    @property
+    def order(self) -> int:
+        """Its number among the saves of its folder: a run that was rolled back saves an earlier step later. 0: unknown."""
+        return int(self.raw.get("order", 0))
+
+    @property
+    def block(self) -> int | None:
+        """Bytes that one hash covers; None (version 1): all of the piece."""
+        return self.raw.get("block_bytes")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a run needs to go on, apart from tensors; empty in version 1."""
+        return self.raw.get("state", {})
+
+    @property
+    def finite(self) -> bool:
+        """Whether all its numbers were finite: a run that has diverged saves what nobody wants to go on from."""
+        return self.raw.get("finite", True)
+
+    @property
+    def weights(self) -> dict[str, Entry]:
+        """The tensors of the model, without the optimizer's moments."""
+        return {name: entry for name, entry in self.tensors.items() if not name.startswith(MOMENTS)}
 
     def short_files(self) -> list[str]:
         """The files that are missing, or not as long as they were written: a torn copy. Cheap: nothing is read."""
@@ -72,7 +101,7 @@ class Manifest:
 
 
 def step_name(step: int) -> str:
-    """The folder of a step: names sort like numbers up to a million steps, and `latest` sorts by number anyway."""
+    """The folder of a step: names sort like numbers up to a million steps."""
     return f"step-{step:06d}"
 
 
@@ -81,9 +110,9 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def digest(tensor: Tensor) -> str:
-    """SHA-256 of a CPU tensor's bytes."""
-    return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+def moment(key: str, name: str) -> str:
+    """The name under which the moment `key` ("exp_avg") of the weight `name` is stored."""
+    return f"{MOMENTS}{key}/{name}"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -101,7 +130,9 @@ def read_manifest(folder: Path) -> Manifest:
             )
         tensors = {name: _entry(name, entry) for name, entry in raw["tensors"].items()}
         files = {_plain(name): int(record["bytes"]) for name, record in raw["files"].items()}
-        return Manifest(folder, int(raw["step"]), files, tensors, raw)
+        found = Manifest(folder, int(raw["step"]), files, tensors, raw)
+        assert found.order >= 0 and (found.block or BLOCK) % 16 == 0 and isinstance(found.state, dict), "order, block or state"
+        return found
     except NewerFormat:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
@@ -109,35 +140,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: damaged ({what}); choose another checkpoint") from None
 
 
-def resolve(path: Path) -> Path:
-    """The checkpoint folder that `path` means: itself, or the newest finished one of a run or checkpoints folder."""
-    if not path.exists():
-        raise ValueError(f"{path}: no such file or folder, give a run folder such as runs/tiny")
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if (folder / MANIFEST).is_file() or folder.name.startswith("step-"):
-        return folder
-    found = latest(folder)
-    if found is None:
-        raise ValueError(f"{path}: there is no finished checkpoint in it")
-    return found
-
-
-def latest(folder: Path) -> Path | None:
-    """The newest finished checkpoint in a checkpoints folder, or None. A newer one that is damaged or torn is named in
-    a warning and passed over."""
-    steps = {int(m[1]): p for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name)) and p.is_dir()}
-    for _, path in sorted(steps.items(), reverse=True):
-        try:
-            short = read_manifest(path).short_files()
-        except NewerFormat:
-            raise
-        except ValueError as error:
-            warnings.warn(f"passed over a checkpoint: {error}", stacklevel=2)
-            continue
-        if not short:
-            return path
-        warnings.warn(f"passed over a checkpoint: {path}: {', '.join(short)} missing or cut short", stacklevel=2)
-    return None
+def readable(head: dict[str, Any], tensors: dict[str, Any]) -> str:
+    """The text of a manifest: JSON with one line a tensor, so that a person can read that of a real model."""
+    text = json.dumps(head, indent=1)
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in tensors.items())
+    return f'{text[:-2]},\n "tensors": {{\n{lines}\n }}\n}}\n'
 
 
 class NewerFormat(ValueError):
@@ -146,7 +153,7 @@ class NewerFormat(ValueError):
 
 def _entry(name: str, entry: dict[str, Any]) -> Entry:
     pieces = tuple(
-        Piece(_plain(piece["file"]), str(piece["key"]), str(piece["sha256"]), Slice.from_json(piece["slice"]))
+        Piece(_plain(piece["file"]), str(piece["key"]), _hashes(piece["sha256"]), Slice.from_json(piece["slice"]))
         for piece in entry["pieces"]
     )
     shape = tuple(entry["shape"])
@@ -155,6 +162,10 @@ def _entry(name: str, entry: dict[str, Any]) -> Entry:
     if any((piece.slice.name, piece.slice.shape) != (name, shape) for piece in pieces):
         raise ValueError(f"a piece of {name} is of another tensor")
     return Entry(shape, entry["dtype"], pieces)
+
+
+def _hashes(found: str | list[str]) -> tuple[str, ...]:
+    return (found,) if isinstance(found, str) else tuple(map(str, found))  # one of the whole piece in version 1
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from minidist.checkpoint.manifest import Manifest, Piece, digest, read_manifest
+from minidist.checkpoint import tensorfile
+from minidist.checkpoint.choose import others
+from minidist.checkpoint.manifest import Manifest, Piece, read_manifest
 from minidist.core import slices
 from minidist.core.slices import Slice
 
@@ -20,14 +24,16 @@ class Reader:
     """An open checkpoint, from which slices of tensors are read one at a time, whatever the layout that wrote it.
 
     Use it in a `with`. Only the pieces that a slice overlaps are read, so a rank that asks for its own slices reads what it
-    needs. What is read is checked against its checksum: ValueError names the file that is missing or damaged.
+    needs, and its files are mapped into memory. What is read is checked against its hashes, block by block: ValueError names
+    the file that is missing or damaged, and a whole checkpoint beside it.
     """
 
     def __init__(self, folder: Path):
         self.manifest = read_manifest(Path(folder))
         short = self.manifest.short_files()
         if short:
-            raise ValueError(f"{self.manifest.folder}: {', '.join(short)} missing or cut short; choose another checkpoint")
+            folder = self.manifest.folder
+            raise ValueError(f"{folder}: {', '.join(short)} missing or cut short; {others(folder)}")
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
 
@@ -43,45 +49,66 @@ class Reader:
         entry, folder = self.manifest.tensors.get(record.name), self.manifest.folder
         if entry is None or entry.shape != record.shape:
             what = f"is {list(entry.shape)}, not {list(record.shape)}" if entry else "is missing"
-            raise ValueError(f"{folder}: {record.name} {what}; choose another checkpoint")
+            raise ValueError(f"{folder}: {record.name} {what}; {others(folder)}")
         if not entry.pieces:
-            raise ValueError(f"{folder}: {record.name} has no stored piece; choose another checkpoint")
+            raise ValueError(f"{folder}: {record.name} has no stored piece; {others(folder)}")
         local = torch.zeros(record.numel, dtype=getattr(torch, entry.dtype))
-        seen = np.zeros(record.numel, np.uint8)
+        seen = torch.zeros(record.numel, dtype=torch.uint8)
         for piece in entry.pieces:
-            runs = slices.shared(record, piece.slice).tolist()
-            stored = self._stored(piece, entry.dtype) if runs else None
-            for to, at, length in runs:
-                local[to : to + length] = stored[at : at + length]
-                seen[to : to + length] += 1
+            runs = slices.shared(record, piece.slice)
+            if len(runs):
+                stored = self._stored(piece, entry.dtype, runs)
+                slices.move(runs, stored, local)
+                slices.count(runs, seen)
         wanted = int(record.run_table()[:, 2].sum())
         if (seen > 1).any() or (seen == 1).sum() != wanted:
             raise ValueError(
                 f"{folder}: of {record.name} {list(record.shape)}, {wanted - int((seen > 0).sum())} elements are missing and "
-                f"{int((seen > 1).sum())} are stored twice; choose another checkpoint"
+                f"{int((seen > 1).sum())} are stored twice; {others(folder)}"
             )
         return local
 
-    def _stored(self, piece: Piece, dtype: str) -> Tensor:
-        """One stored piece, flat, checked."""
+    def verify(self) -> Iterator[tuple[str, str | None]]:
+        """Read everything once and compare it with its hashes: (file and key, None or what is wrong), a stored piece each."""
+        for entry in self.manifest.tensors.values():
+            for piece in entry.pieces:
+                try:
+                    everything = np.array([[0, 0, piece.slice.numel]])
+                    self._stored(piece, entry.dtype, everything)
+                except ValueError as error:
+                    yield f"{piece.file}: {piece.key}", str(error)
+                else:
+                    yield f"{piece.file}: {piece.key}", None
+
+    def _stored(self, piece: Piece, dtype: str, runs: np.ndarray) -> Tensor:
+        """One stored piece, flat, mapped into memory; the blocks that `runs` (shared with the piece) touch are checked."""
         path = self.manifest.folder / piece.file
         if piece.file not in self._files:
             self._files[piece.file] = _open(path, self._stack)
         try:
-            tensor = self._files[piece.file].get_tensor(piece.key)
+            tensor = self._files[piece.file].get_tensor(piece.key).flatten()
         except (KeyError, SafetensorError) as error:
-            raise ValueError(f"{path}: damaged, {piece.key} cannot be read ({error}); choose another checkpoint") from None
-        if digest(tensor) != piece.sha256 or str(tensor.dtype) != f"torch.{dtype}":
-            raise ValueError(f"{path}: damaged, {piece.key} is not what was written; choose another checkpoint")
+            raise self._damaged(path, f"{piece.key} cannot be read ({error})") from None
+        if str(tensor.dtype) != f"torch.{dtype}":
+            raise self._damaged(path, f"{piece.key} is of {tensor.dtype}, not {dtype}")
         if tensor.numel() != piece.slice.numel:
-            raise ValueError(f"{path}: damaged, {piece.key} has {tensor.numel()} elements, not {piece.slice.numel}")
-        return tensor.flatten()
+            raise self._damaged(path, f"{piece.key} has {tensor.numel()} elements, not {piece.slice.numel}")
+        size = self.manifest.block or max(tensor.numel() * tensor.element_size(), 1)
+        data, length = tensorfile.raw(tensor), size // tensor.element_size()
+        for block in _touched(runs, length):
+            part = data[block * size : (block + 1) * size]
+            if block >= len(piece.sha256) or hashlib.sha256(part).hexdigest() != piece.sha256[block]:
+                raise self._damaged(path, f"{piece.key} is not what was written")
+        return tensor
+
+    def _damaged(self, path: Path, what: str) -> ValueError:
+        return ValueError(f"{path}: damaged, {what}; {others(self.manifest.folder)}")
 
 
 def load(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest and every whole tensor, on the CPU in the dtype it was stored in; see `Reader`."""
+    """The manifest and every whole tensor of the model, on the CPU in the dtype it was stored in; see `Reader`."""
     with Reader(folder) as reader:
-        shapes = {name: entry.shape for name, entry in reader.manifest.tensors.items()}
+        shapes = {name: entry.shape for name, entry in reader.manifest.weights.items()}
         return reader.manifest, {name: reader.read(Slice.whole(name, shape)).view(shape) for name, shape in shapes.items()}
 
 
@@ -126,8 +153,14 @@ def found_in_both(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> list
     return [name for name in wanted if name in tensors]
 
 
+def _touched(runs: np.ndarray, length: int) -> list[int]:
+    """The blocks of `length` elements of a piece in which runs (offset in another tensor, offset in the piece, length) lie."""
+    first, last = runs[:, 1] // length, (runs[:, 1] + np.maximum(runs[:, 2], 1) - 1) // length
+    return sorted({block for a, b in np.unique(np.stack([first, last], 1), axis=0).tolist() for block in range(a, b + 1)})
+
+
 def _open(path: Path, stack: ExitStack) -> Any:
     try:
         return stack.enter_context(safe_open(path, framework="pt"))
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: damaged ({error}); choose another checkpoint") from None
+        raise ValueError(f"{path}: damaged ({error}); {others(path.parent)}") from None

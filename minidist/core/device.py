@@ -67,6 +67,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def staging(x: Tensor) -> Tensor:
+    """Host memory of the shape and dtype of `x`, into which a GPU can copy while it computes."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=is_gpu(x))
+
+
 def host(x: Tensor, *, expect: Host) -> Host:
     """Read a device value on the host: the one place where the step waits for the device.
 

@@ -170,6 +170,34 @@ def shared(record: Slice, piece: Slice) -> np.ndarray:
     return np.stack([a[:, 0] + start - a[:, 1], b[:, 0] + start - b[:, 1], stop - start], axis=1)
 
 
+def move(runs: np.ndarray, source: Tensor, into: Tensor) -> None:
+    """Copy `runs` (offset in `into`, offset in `source`, length) between flat tensors, as `shared` gives them."""
+    for to, at, length, count, to_step, at_step in _regular(runs):
+        rows = source.as_strided((count, length), (at_step, 1), source.storage_offset() + at)
+        into.as_strided((count, length), (to_step, 1), into.storage_offset() + to).copy_(rows)
+
+
+def count(runs: np.ndarray, into: Tensor) -> None:
+    """Add one to the elements of the flat tensor `into` where `runs` lie."""
+    for to, _, length, count, to_step, _ in _regular(runs):
+        into.as_strided((count, length), (to_step, 1), into.storage_offset() + to).add_(1)
+
+
+def _regular(runs: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """Runs of one length at one distance together, as those of a column slice: (to, at, length, count, the two steps)."""
+    steps = np.diff(runs, axis=0)
+    changes = np.flatnonzero((steps[1:] != steps[:-1]).any(1)) + 1  # where a step differs from the one before
+    first = 0
+    while first < len(runs):
+        last = first  # of the runs that go together
+        if first < len(steps) and steps[first][2] == 0 and (steps[first][:2] > 0).all():
+            later = changes[changes > first]
+            last = int(later[0]) if len(later) else len(runs) - 1
+        step = steps[first] if last > first else (0, 0)
+        yield (*runs[first].tolist(), last - first + 1, int(step[0]), int(step[1]))
+        first = last + 1
+
+
 def by_name(pieces: Iterable[tuple[Slice, Tensor]]) -> Iterator[tuple[str, list[tuple[Slice, Tensor]]]]:
     """Group pieces by the whole tensor they belong to, in order of first appearance."""
     groups: dict[str, list[tuple[Slice, Tensor]]] = {}

@@ -207,8 +207,8 @@ class Unit:
             for held in (self.shard,) if self.frozen else (self.shard, self.master):
                 held[low - self.own[0] : high - self.own[0]].copy_(values[low - start : high - start])
 
-    def pieces(self, held: Tensor) -> list[tuple[str, int, int, Tensor]]:
-        """Cut a tensor over the own range by parameter: (name, first, last element of the flattened parameter, view).
+    def pieces(self) -> list[tuple[str, int, int, slice]]:
+        """The own range by parameter: (name, first, last element of the flattened parameter, their place in the own range).
 
         An empty parameter has no element on any rank; the first one names it.
         """
@@ -218,7 +218,7 @@ class Unit:
             low, high = max(a, first), min(b, last)
             if low < high or (a == b and first == 0):
                 low, high = min(low, high), high
-                found.append((name, low - a, high - a, held[low - first : high - first]))
+                found.append((name, low - a, high - a, slice(low - first, high - first)))
         return found
 
     # Gradients. Nothing is ever zeroed to be added to: what comes first in a step is copied. From stage 2 on, the sum has

@@ -198,14 +198,16 @@ class Zero:
 
     def weights(self) -> list[tuple[Slice, Tensor]]:
         """The weights that this rank keeps, in their widest form: (record, flat tensor), the masters' own memory."""
-        return [piece for unit in self.units for piece in self._records(unit, unit.shard if unit.frozen else unit.master)]
+        held = ((unit, unit.shard if unit.frozen else unit.master) for unit in self.units)
+        return [(record, own[place]) for unit, own in held for record, place in self.records(unit)]
 
     def gradients(self) -> list[tuple[Slice, Tensor]]:
         """The summed gradients that this rank keeps, (record, flat tensor), the buffers' own memory.
 
         They are there after `finish`, and gone at the next `start_step`.
         """
-        return [piece for unit in self.units if not unit.frozen for piece in self._records(unit, unit.total)]
+        held = ((unit, unit.total) for unit in self.units if not unit.frozen)
+        return [(record, own[place]) for unit, own in held for record, place in self.records(unit)]
 
     def travelling(self) -> list[Tensor]:
         """Gradients that are not summed yet: as autograd left them, or on their way."""
@@ -255,17 +257,18 @@ class Zero:
             self._agree(unit, held, device)
         return unit
 
-    def _records(self, unit: Unit, held: Tensor) -> list[tuple[Slice, Tensor]]:
+    def records(self, unit: Unit) -> list[tuple[Slice, slice]]:
+        """What this rank keeps of a unit: the record of each part, and its place in whatever lies over the own range."""
         if self.stage:
             copies = ("replicate",) if unit.sharing.replicas else ()
         else:
             copies = ("dp", "cp") if unit.sharing is self.sharing else (unit.sharing.group.name,)
         found = []
-        for name, a, b, view in unit.pieces(held):
+        for name, a, b, place in unit.pieces():
             record = unit.parameters[name].slice
             owner = self.owner_among(record, unit.owner)
             record = record if b - a == record.numel else record.cut(a, b)
-            found.append((replace(record, owner=owner, replicated=(*record.replicated, *copies)), view))
+            found.append((replace(record, owner=owner, replicated=(*record.replicated, *copies)), place))
         return found
 
     def _agree(self, unit: Unit, own: dict[str, nn.Parameter], device: torch.device) -> None:

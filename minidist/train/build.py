@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -17,6 +19,8 @@ from minidist.parallel.zero import Zero
 from minidist.train import precision
 from minidist.train.config import Config
 from minidist.train.step import Step
+
+JOB = "job"  # the file in a run's folder that names the scheduler's job whose run it is
 
 
 @dataclass
@@ -86,25 +90,52 @@ def runtime(mesh: Mesh, config: Config) -> Zero:
 def claim_folder(mesh: Mesh, config: Config) -> Config:
     """Give the run a folder of its own: DIR/NAME, or NAME-2, NAME-3, ... where that exists, so that no run replaces another.
 
-    Rank 0 makes it and tells the others. Returns the configuration with the name that was found.
+    A run that is resumed keeps its folder, and so does one that torchrun or Slurm have started again: it is then resumed too.
+    Rank 0 finds or makes the folder and tells the others. Returns the configuration with the name that was found.
     """
     from minidist.core import comm
 
-    number = torch.zeros(1, dtype=torch.int64, device=mesh.device)
-    name = config.run.name
+    found = torch.zeros(2, dtype=torch.int64, device=mesh.device)
     if mesh.rank == 0:
-        number[0] = next(n for n in range(1, 10**6) if _make(_numbered(config, name, n)))
-    comm.broadcast(number, mesh.world, src=0, tag="control")
-    return _numbered(config, name, int(number))
+        found[0], found[1] = _claimed(config)
+    number, again = map(int, comm.broadcast(found, mesh.world, src=0, tag="control"))
+    config = _numbered(config, config.run.name, number)
+    return replace(config, checkpoint=replace(config.checkpoint, resume=True)) if again else config
+
+
+def _claimed(config: Config) -> tuple[int, bool]:
+    """The number of the run's folder, which is there now, and whether a run is to be gone on with in it."""
+    if config.checkpoint.resume:
+        config.run.folder.mkdir(parents=True, exist_ok=True)
+        return 1, True
+    for number in range(1, 10**6):
+        folder = _numbered(config, config.run.name, number).run.folder
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if same_job(folder):
+                return number, True
+            continue
+        if job := job_name():
+            (folder / JOB).write_text(job, encoding="utf-8")
+        return number, False
+    raise ValueError(f"run.name = {config.run.name!r}: there are a million runs of this name in {config.run.dir}, use another")
 
 
 def _numbered(config: Config, name: str, number: int) -> Config:
     return replace(config, run=replace(config.run, name=name if number == 1 else f"{name}-{number}"))
 
 
-def _make(config: Config) -> bool:
-    try:
-        config.run.folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    return True
+def same_job(folder: Path) -> bool:
+    """Whether the run in `folder` is that of the scheduler's job which this process belongs to: it has been started again."""
+    job, path = job_name(), folder / JOB
+    return bool(job) and path.is_file() and path.read_text(encoding="utf-8") == job
+
+
+def job_name() -> str | None:
+    """What torchrun or Slurm call this job, the same after a restart or a requeue; None without such a name."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run and run != "none":
+        return f"torchrun {run}"
+    slurm = os.environ.get("SLURM_JOB_ID")
+    return f"slurm {slurm}" if slurm else None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from minidist import checkpoint
 from minidist.core import device as devices
 from minidist.core import hardware
 from minidist.core.mesh import Mesh
 from minidist.data.loader import validation_batches
 from minidist.model import flops
-from minidist.model.moe import biases
 from minidist.parallel.pipeline.setting import schedule_of
 from minidist.parallel.pipeline.simulate import simulate
 from minidist.parallel.pipeline.stages import cut_of
@@ -25,6 +24,8 @@ from minidist.train.evaluate import Evaluation, evaluate
 from minidist.train.generate import generate, last_logits
 from minidist.train.plot import plot_losses
 from minidist.train.progress import Progress
+from minidist.train.resume import Start, begin
+from minidist.train.saves import Saves
 from minidist.train.step import StepResult
 from minidist.train.tracing import Tracing
 
@@ -35,22 +36,25 @@ def train(mesh: Mesh, config: Config) -> dict[str, Any]:
     Writes the run's folder: config.toml, metrics.jsonl, loss.png, checkpoints/, trace/. Every rank of the mesh calls it.
     """
     job = build(mesh, claim_folder(mesh, config))
-    report, tracing = Report(job), Tracing(mesh, job.config)
-    began = time.perf_counter()
-    last = held_out = None
-    with job.loader() as loader:
-        for number in range(1, job.config.train.steps + 1):
-            start = time.perf_counter()
+    config = job.config
+    start = begin(mesh, job.step)
+    report, tracing = Report(job, start), Tracing(mesh, config)
+    began, held_out = time.perf_counter(), None
+    with job.loader(start.samples) as loader, Saves(job, report.totals, report.progress.note) as saves:
+        for number in range(start.step + 1, config.train.steps + 1):
+            stepped = time.perf_counter()
             with tracing.step(number):
-                last = job.step.run(next(loader))
-            seconds = time.perf_counter() - start
+                result = job.step.run(next(loader))
+            seconds = time.perf_counter() - stepped
             held_out = _evaluate_if_due(job, number)
-            report.step(number, last, seconds, held_out)
-        folder = _save(job, loader.position)
+            report.step(number, result, seconds, held_out)
+            saves.after(number, loader.position)
+    if held_out is None:  # the run had all its steps behind it already
+        held_out = _evaluate_if_due(job, config.train.steps)
     seconds = time.perf_counter() - began
     together = config.layout.zero == 3 or config.layout.ep > 1  # a forward takes the ranks of all dp places
     sample = _sample(job) if together or mesh.coordinates["dp"] == 0 else None
-    return report.end(last, held_out, seconds, str(folder), sample)
+    return report.end(held_out, seconds, saves.last or start.folder, sample)
 
 
 @dataclass
@@ -58,24 +62,31 @@ class Report:
     """What rank 0 writes and shows; on the other ranks it does nothing."""
 
     job: Job
+    start: Start
 
     def __post_init__(self):
         config, mesh = self.job.config, self.job.mesh
         self.on = mesh.rank == 0
         self.flops = flops.train_flops(config.model, config.train.seq_len).total
         self.peak = _peak(config, mesh)
-        self.progress = Progress(config.train.steps, every=config.metrics.print_every, on=self.on)
-        self.tokens = 0
+        behind = self.start.step
+        self.progress = Progress(config.train.steps, begin=behind, every=config.metrics.print_every, on=self.on)
+        self.tokens, self.loss = self.start.tokens, self.start.loss
         if self.on:
-            folder = config.run.folder
-            (folder / "config.toml").write_text(configs.dumps(config), encoding="utf-8")
-            self.writer = metrics.Writer(folder / "metrics.jsonl")
-            for line in _head(self.job, self.peak):
+            folder, anew = config.run.folder, configs.replaced(config, "checkpoint", resume=False)
+            (folder / "config.toml").write_text(configs.dumps(anew), encoding="utf-8")
+            self.writer = metrics.Writer(folder / "metrics.jsonl", after=behind)
+            for line in (*_head(self.job, self.peak), *self.start.notes):
                 self.progress.note(line)
+
+    def totals(self) -> dict[str, float]:
+        """What a checkpoint keeps of the report, for the run that goes on from it."""
+        return {"tokens": self.tokens, "loss": self.loss}
 
     def step(self, number: int, result: StepResult, seconds: float, held_out: Evaluation | None) -> None:
         """One row of metrics.jsonl and the progress line."""
         self.tokens += result.tokens
+        self.loss = result.loss
         speed = metrics.tokens_per_s(result.tokens, seconds)
         row = {
             "step": number,
@@ -101,19 +112,19 @@ class Report:
         if held_out is not None:
             self.progress.note(f"step {number}: held out: {held_out}")
 
-    def end(self, last: StepResult, held_out: Evaluation, seconds: float, folder: str, sample: str | None) -> dict[str, Any]:
+    def end(self, held_out: Evaluation, seconds: float, folder: Path | None, sample: str | None) -> dict[str, Any]:
         """The summary; on rank 0 also the figure, the sample and where everything lies."""
         config, mesh = self.job.config, self.job.mesh
         summary = {
             "run": str(config.run.folder),
-            "checkpoint": folder,
+            "checkpoint": str(folder),
             "ranks": mesh.world_size,
             "steps": config.train.steps,
-            "loss": last.loss,
+            "loss": self.loss,
             "val_loss": held_out.loss,
             "tokens": self.tokens,
             "seconds": seconds,
-            "tokens_per_s": metrics.tokens_per_s(self.tokens, seconds),
+            "tokens_per_s": metrics.tokens_per_s(self.tokens - self.start.tokens, seconds),
             "sample": sample,
         }
         if self.on:
@@ -127,7 +138,9 @@ class Report:
                 self.progress.note(
                     f"steps {config.metrics.trace} are traced: `minidist trace {config.run.folder}` sums them up"
                 )
-            self.progress.note(f"{config.train.steps} steps in {seconds:.0f} s; everything is in {config.run.folder}")
+            self.progress.note(
+                f"{config.train.steps - self.start.step} steps in {seconds:.0f} s; everything is in {config.run.folder}"
+            )
         self.progress.close()
         return summary
 
@@ -142,18 +155,6 @@ def _evaluate_if_due(job: Job, number: int) -> Evaluation | None:
     limit = None if final or not train.eval_samples else train.eval_samples
     batches = validation_batches(job.corpus.validation, train.seq_len, train.micro_batch, group.rank, group.size, limit)
     return evaluate(job.zero.model, batches, job.mesh, job.step.pipeline)
-
-
-def _save(job: Job, samples: int):
-    return checkpoint.save(
-        job.config.run.folder / "checkpoints",
-        job.config.train.steps,
-        [*job.zero.weights(), *biases(job.zero.model, owner=job.config.layout.rank(pp=job.mesh.coordinates["pp"]))],
-        job.mesh,
-        config=configs.to_dict(job.config),
-        data=job.corpus.train.header,
-        samples=samples,
-    )
 
 
 def _sample(job: Job) -> str | None:

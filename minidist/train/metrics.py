@@ -43,13 +43,18 @@ def mfu(tokens: int, flops_a_token: float, seconds: float, devices: int, peak_fl
 class Writer:
     """`metrics.jsonl`: one JSON object a line, whole lines only, each visible to a reader as soon as it is written.
 
-    Numbers that JSON lacks are written as "NaN", "Infinity" and "-Infinity", which `float()` reads.
+    Numbers that JSON lacks are written as "NaN", "Infinity" and "-Infinity", which `float()` reads. With `after`, the rows up
+    to that step are kept, and those of later steps, which a resumed run takes again, are not.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, after: int = 0):
         path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read(path) if row["step"] <= after] if after and path.exists() else []
+        half = path.with_suffix(".half")
+        half.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        os.replace(half, path)
         # One write of a whole line in append mode: a reader, or a copy after a crash, sees no torn line but the last.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND, 0o644)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row."""

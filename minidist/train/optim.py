@@ -5,13 +5,14 @@ Both work element by element, so a run cut into other segments, or sharded over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minidist.parallel.units import Unit
-from minidist.train.config import Optim
+from minidist.train.sections import Optim
 
 
 @dataclass
@@ -31,7 +32,7 @@ class UnitOptimizer:
 
     def __init__(self, optim: Optim, unit: Unit, moments: torch.dtype | None = None):
         """`moments`: dtype of the optimizer's state between steps; None: that of the master."""
-        self.unit, self.moments = unit, moments
+        self.unit, self.moments, self.keys = unit, moments, keys(optim)
         self.segments = segments(unit)
         self.optimizer = build(optim, self.segments)
 
@@ -50,6 +51,22 @@ class UnitOptimizer:
         self._cast_moments(self.moments)
         for segment in self.segments:
             segment.master.grad = None
+
+    def moments_held(self) -> list[tuple[str, Segment, Tensor]]:
+        """The state that has a value for each weight: (key such as "exp_avg", segment, (n,) like its master); none at first."""
+        held = ((segment, self.optimizer.state.get(segment.master, {})) for segment in self.segments)
+        return [(key, segment, state[key]) for segment, state in held for key in self.keys if state.get(key) is not None]
+
+    def restore(self, taken: int, read: Callable[[str, Segment], Tensor]) -> None:
+        """Go on as after `taken` steps; `read` gives the saved values (n,) of a key and segment."""
+        if not taken:
+            return
+        for segment in self.segments:
+            master = segment.master
+            state = {key: read(key, segment).to(master.device, self.moments or master.dtype) for key in self.keys}
+            if "exp_avg" in state:  # AdamW's bias correction counts steps, on the device where it is fused
+                state["step"] = torch.tensor(float(taken), device=master.device)
+            self.optimizer.state[master] = state
 
     def _cast_moments(self, dtype: torch.dtype | None) -> None:
         """Narrow moments are widened for the update and narrowed again after it, a unit at a time."""
@@ -71,6 +88,13 @@ def segments(unit: Unit) -> list[Segment]:
         if low < high:
             found.append(Segment(unit.master[low - first : high - first], decay, low - first))
     return found
+
+
+def keys(optim: Optim) -> tuple[str, ...]:
+    """What the optimizer keeps of every weight, by torch's names."""
+    if optim.name == "adamw":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if optim.momentum else ()
 
 
 def build(optim: Optim, segments: list[Segment]) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from minidist.parallel.units import Formats
-from minidist.train.config import Precision
+from minidist.train.sections import Precision
 
 FIRST_SCALE = 2.0**16
 

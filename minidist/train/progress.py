@@ -9,17 +9,18 @@ from tqdm import tqdm
 
 
 class Progress:
-    """The progress of `steps` steps. Only rank 0 makes one with `on=True`; the others' calls do nothing.
+    """The progress of `steps` steps, of which `begin` are behind. Only rank 0 makes one with `on=True`; the others' calls do
+    nothing.
 
     On a terminal a tqdm line is redrawn every step; elsewhere every `every`-th step and the last one are printed whole.
     """
 
-    def __init__(self, steps: int, *, every: int = 10, on: bool = True, stream: TextIO | None = None):
+    def __init__(self, steps: int, *, begin: int = 0, every: int = 10, on: bool = True, stream: TextIO | None = None):
         self.steps, self.every, self.on = steps, every, on
-        self.stream = stream or sys.stdout
+        self.begin, self.stream = begin, stream or sys.stdout
         self._bar = None
         if on and self.stream.isatty():
-            self._bar = tqdm(total=steps, file=self.stream, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=steps, initial=begin, file=self.stream, unit="step", dynamic_ncols=True)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a row of metrics.jsonl: step, loss, grad_norm, lr, tokens_per_s, mfu."""
@@ -28,7 +29,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(_figures(row), refresh=False)
             self._bar.update(row["step"] - self._bar.n)
-        elif row["step"] % self.every == 0 or row["step"] in (1, self.steps):
+        elif row["step"] % self.every == 0 or row["step"] in (self.begin + 1, self.steps):
             self._print(f"step {row['step']:>{len(str(self.steps))}}/{self.steps}  {_figures(row)}")
 
     def note(self, text: str) -> None:

@@ -7,15 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minidist import checkpoint
 from minidist.core.mesh import Mesh
 from minidist.data.corpus import Corpus
 from minidist.data.loader import validation_batches
 from minidist.data.tokenizer import ByteTokenizer
-from minidist.model.moe import biases
-from minidist.model.transformer import Transformer
 from minidist.parallel.pipeline import schedules, setting, text
 from minidist.parallel.pipeline.runtime import Pipeline
 from minidist.train import config as configs
@@ -24,6 +20,7 @@ from minidist.train.build import open_text, runtime
 from minidist.train.config import Config
 from minidist.train.evaluate import Evaluation, evaluate
 from minidist.train.generate import generate, last_logits
+from minidist.train.state import expect_model, fill
 
 
 def open_trained(path: Path, overrides: Sequence[str] = (), ranks: int = 1) -> tuple[Config, checkpoint.Manifest]:
@@ -35,10 +32,7 @@ def open_trained(path: Path, overrides: Sequence[str] = (), ranks: int = 1) -> t
         manifest = reader.manifest
     config = _for_use(configs.laid_out(configs.from_dict(manifest.raw["config"]), list(overrides), ranks))
     configs.check(config, ranks)
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    checkpoint.match(manifest.tensors, whole, what=str(manifest.folder))
+    expect_model(manifest, config)
     return config, manifest
 
 
@@ -48,11 +42,8 @@ def load(mesh: Mesh, config: Config, folder: Path) -> Pipeline:
     The runtime is that of training; only the values differ.
     """
     zero = runtime(mesh, config)
-    with checkpoint.Reader(folder) as reader, torch.no_grad():
-        for unit in zero.units:
-            unit.fill(reader.read)
-        for record, bias in biases(zero.model):
-            bias.copy_(reader.read(record))
+    with checkpoint.Reader(folder) as reader:
+        fill(zero, reader)
     return Pipeline(zero, mesh)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,8 @@ from minidist.train import config as configs
 from minidist.train.settings import get_type_hints
 
 # setting -> (value, where the change must show, overrides on both sides). "refused": exit code 2 instead.
-# where: rows (of metrics.jsonl), weights, files, out (what is printed), folder, threads
+# where: rows (of metrics.jsonl), weights, files, saves (names of checkpoints), out (what is printed), folder, threads, or
+# FILE::TEST, where the change takes more than one run to be seen
 SGD = ("--optim.name=sgd",)
 EXPERTS = ("--model.experts=4",)
 FIELDS = {
@@ -84,6 +86,12 @@ FIELDS = {
     "recompute.select": ("blocks", "out", ("--recompute.mode=selective",)),
     "recompute.every": ("3", "out", ("--recompute.mode=selective", "--recompute.select=blocks")),
     "recompute.offload": ("true", "out", ()),
+    "checkpoint.every": ("1", "saves", ()),
+    "checkpoint.keep": ("1", "saves", ("--checkpoint.every=1",)),
+    "checkpoint.background": ("false", "threads", ()),
+    "checkpoint.on_error": ("continue", "train/test_resume.py::test_a_full_disk_ends_the_run_or_not_as_it_says", ()),
+    "checkpoint.resume": ("true", "train/test_resume.py::test_at_its_own_layout_a_run_goes_on_bit_for_bit", ()),
+    "checkpoint.init": ("PATH", "train/test_resume.py::test_a_run_begins_with_the_weights_of_another_at_any_layout", ()),
     "metrics.print_every": ("1", "out", ()),
     "metrics.plot": ("false", "files", ()),
     "metrics.peak_tflops": ("1", "rows", ()),
@@ -120,8 +128,9 @@ def observe(minidist, recipe, monkeypatch, tmp_path):
             "weights": [piece["sha256"] for entry in manifest["tensors"].values() for piece in entry["pieces"]],
             "files": sorted(path.name for path in folder.iterdir()),
             "out": [CLOCK.sub("", line) for line in lines],
+            "saves": sorted(path.name for path in folder.glob("checkpoints/*")),
             "folder": re.sub(r"-\d+$", "", str(folder)),
-            "threads": started.count("minidist-loader"),
+            "threads": [name.removesuffix("_0") for name in started if name.startswith(("minidist-loader", "minidist-saver"))],
         }
 
     return run
@@ -140,6 +149,10 @@ def test_the_same_settings_show_the_same(observe):
 @pytest.mark.parametrize("key", FIELDS)
 def test_a_setting_changes_what_it_says(observe, key):
     value, where, both = FIELDS[key]
+    if "::" in where:
+        file, name = where.split("::")
+        assert f"def {name}(" in (Path(__file__).parent.parent / file).read_text()
+        return
     changed = observe(*both, f"--{key}={value}")
     if where == "refused":
         assert changed == {"refused": 2}

@@ -3,11 +3,13 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.core import slices
 from minidist.core.slices import COPY, PAD, Box, Slice, assemble, by_name, extract, shared
 
 shapes = st.lists(st.integers(0, 5), min_size=0, max_size=4).map(tuple)
@@ -126,3 +128,21 @@ def test_by_name_keeps_the_order_of_appearance():
 def test_a_box_outside_the_whole_is_our_own_fault():
     with pytest.raises(AssertionError, match="leaves the whole"):
         Slice("w", (4,), (Box((0,), (5,)),))
+
+
+def test_runs_are_moved_like_one_at_a_time():
+    """Column slices, ends of flat ranges and single runs: what is moved together lands where each would."""
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        shape = tuple(draw.integers(1, 7, size=draw.integers(1, 4)).tolist())
+        start = [int(draw.integers(0, n)) for n in shape]
+        box = Box(tuple(start), tuple(int(draw.integers(a + 1, n + 1)) for a, n in zip(start, shape, strict=True)))
+        record = Slice("w", shape, (box, Box((0,) * len(shape), shape, "copy")))
+        a, b = sorted(draw.integers(0, record.numel + 1, size=2).tolist())
+        whole = torch.arange(1.0, math.prod(shape) + 1)
+        runs = slices.shared(record.cut(a, b), Slice.whole("w", shape))
+        found, seen = torch.zeros(b - a), torch.zeros(b - a, dtype=torch.uint8)
+        slices.move(runs, whole, found)
+        slices.count(runs, seen)
+        assert torch.equal(found, extract(record.cut(a, b), whole.view(shape)))
+        assert (seen == 1).all()

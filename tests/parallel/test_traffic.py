@@ -13,7 +13,7 @@ from minidist.data.batch import Batch
 from minidist.parallel.config import Recompute
 from minidist.parallel.zero import Zero
 from minidist.train.build import runtime
-from minidist.train.config import Precision
+from minidist.train.sections import Precision
 from minidist.train.step import Step
 
 W, G = 2, 4  # bytes of a bf16 weight, and of its gradient reduced in fp32

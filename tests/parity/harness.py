@@ -25,7 +25,8 @@ from minidist.model.loss import IGNORE, loss_sum
 from minidist.model.moe import rebalance
 from minidist.model.transformer import Transformer, initialise
 from minidist.parallel.config import Recompute
-from minidist.train.config import Config, Data, Metrics, Optim, Precision, Run, Train
+from minidist.train.config import Config
+from minidist.train.sections import Checkpoint, Data, Metrics, Optim, Precision, Run, Train
 
 MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=4, ffn=96, vocab=48, dropout=0.1)
 SEQ_LEN, STEPS, LR = 16, 4, 0.1
@@ -65,6 +66,7 @@ def config(
         optim=Optim(name="sgd", lr=LR, warmup=0, min_lr_ratio=1.0, weight_decay=0.01, clip=0.0),
         precision=Precision(dtype="float64"),
         recompute=Recompute(),
+        checkpoint=Checkpoint(),
         metrics=Metrics(),
     )
 
@@ -122,15 +124,18 @@ def on_ranks(mesh, cfg: Config, path: str):
 
     windows = Windows(TokenFile(path), cfg.train.seq_len, cfg.run.seed)
     zero = runtime(mesh, cfg)
-    step, group, taken = Step(zero, mesh, cfg), mesh.group("dp"), []
-    for number in range(STEPS):
-        start = number * cfg.train.global_batch
-        whole = step_batch(windows, start, cfg.train.global_batch)
-        places = split(start, group.rank, group.size, cfg.train.global_batch, cfg.train.micro_batch)
-        rows = [whole.rows(p.start - start, p.stop - start) if len(p) else Batch.empty(1, cfg.train.seq_len) for p in places]
-        taken.append(step.run(rows))
+    step = Step(zero, mesh, cfg)
+    taken = [step.run(micro_batches(mesh, cfg, windows, number)) for number in range(STEPS)]
     held = ([(record, local.clone()) for record, local in some] for some in (zero.gradients(), zero.weights()))
     return [result.loss for result in taken], *held, [result.grad_norm for result in taken]
+
+
+def micro_batches(mesh, cfg: Config, windows: Windows, number: int) -> list[Batch]:
+    """This rank's part of step `number`."""
+    group, start = mesh.group("dp"), number * cfg.train.global_batch
+    whole = step_batch(windows, start, cfg.train.global_batch)
+    places = split(start, group.rank, group.size, cfg.train.global_batch, cfg.train.micro_batch)
+    return [whole.rows(p.start - start, p.stop - start) if len(p) else Batch.empty(1, cfg.train.seq_len) for p in places]
 
 
 def whole(results: list, which: int) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from minidist.data.batch import Batch
 from minidist.plan.memory import state_bytes
 from minidist.train import memory
 from minidist.train.build import runtime
-from minidist.train.config import Optim, Precision
+from minidist.train.sections import Optim, Precision
 from minidist.train.step import Step
 
 # precision -> bytes a parameter of weight, gradient, master, moments

@@ -7,8 +7,8 @@ from minidist.core.mesh import Group, Wire
 from minidist.core.tape import Tape
 from minidist.parallel.units import Formats, Sharing, Unit
 from minidist.train import optim
-from minidist.train.config import Optim
 from minidist.train.optim import Segment, UnitOptimizer
+from minidist.train.sections import Optim
 
 
 def segments(cuts, decay=True, seed=0):
@@ -98,12 +98,12 @@ def test_a_unit_is_updated_like_its_parameters_one_by_one(name, shards):
         optim.set_lr(plain, 0.1 / step)
         plain.step()
         for unit, optimizer in units:
-            for n, a, b, part in unit.pieces(unit.total):
-                part.copy_(grads[n].flatten()[a:b] * step)
+            for n, a, b, place in unit.pieces():
+                unit.total[place].copy_(grads[n].flatten()[a:b] * step)
             optimizer.step(0.1 / step, 1 / 8)
     for unit, _ in units:
         assert not unit.master[max(0, unit.numel - unit.own[0]) :].any(), "padding is zero and stays zero"
-        for n, a, b, part in unit.pieces(unit.master):
-            found[n][a:b] = part
+        for n, a, b, place in unit.pieces():
+            found[n][a:b] = unit.master[place]
     for n, p in one.items():
         torch.testing.assert_close(found[n].view(p.shape), p.detach(), rtol=1e-14, atol=0)

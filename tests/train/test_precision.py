@@ -18,9 +18,9 @@ from minidist.model.transformer import Transformer, initialise
 from minidist.parallel.units import Formats
 from minidist.parallel.zero import Zero
 from minidist.train.build import runtime
-from minidist.train.config import Optim, Precision
 from minidist.train.optim import UnitOptimizer
 from minidist.train.precision import LossScale
+from minidist.train.sections import Optim, Precision
 from minidist.train.step import Step
 
 PLAIN = replace(MODEL, dropout=0.0)

@@ -18,9 +18,9 @@ from minidist.model.loss import IGNORE, loss_sum
 from minidist.model.transformer import Transformer, initialise
 from minidist.parallel.config import Recompute
 from minidist.train.build import runtime
-from minidist.train.config import Optim, Precision
 from minidist.train.norm import counted, squares
 from minidist.train.schedule import lr_at
+from minidist.train.sections import Optim, Precision
 from minidist.train.step import Step
 
 

@@ -15,8 +15,9 @@ from minidist.core.mesh import Mesh
 from minidist.data import corpus
 from minidist.model.config import ModelConfig
 from minidist.parallel.config import Recompute
-from minidist.train.config import Config, Data, Metrics, Optim, Precision, Run, Train
+from minidist.train.config import Config
 from minidist.train.loop import train
+from minidist.train.sections import Checkpoint, Data, Metrics, Optim, Precision, Run, Train
 from minidist.train.trained import evaluate_trained, generate_trained, load, open_trained
 
 DENSE = ModelConfig(layers=4, width=48, heads=4, kv_heads=2, ffn=96, vocab=256)
@@ -72,6 +73,7 @@ def trained(text, tmp_path_factory):
                 optim=Optim(lr=0.01, warmup=0),
                 precision=Precision(dtype=dtype),
                 recompute=Recompute(),
+                checkpoint=Checkpoint(),
                 metrics=Metrics(plot=False),
             )
             many = layout.world_size > 1
