@@ -17,10 +17,11 @@ WORK, KEPT, SAYS = (
     R + "test_live_activations_are_those_of_the_verifier",
     "train/test_context.py",
 )
-BESIDE, EARLY, LATE = (
+BESIDE, EARLY, LATE, ONCE = (
     P + "test_with_tensor_and_context",
     R + "test_reductions_start_while_the_last_weight_gradients_are_made",
     P + "test_what_is_not_waited_for_is_not_there",
+    R + "test_weight_gradients_that_were_put_off_need_no_weights",
 )
 
 MUTATIONS = [
@@ -31,7 +32,7 @@ MUTATIONS = [
     (RUN, "last=action == self.final[action.chunk], part", "last=False, part", EARLY),
     (RUN, "last=action == self.final[action.chunk], part", "last=True, part", SAME),
     (RUN, "part=action.chunk, kind=action.kind", "part=0, kind=action.kind", P + "test_with_zero"),
-    (RUN, 'kind="W", awaited=tasks)', 'kind="B", awaited=tasks)', P + "test_with_zero"),
+    (RUN, 'kind="W", awaited=tasks)', 'kind="B", awaited=tasks)', ONCE),
     (RUN, 'kind="W", awaited=tasks)', 'kind="W")', EARLY),
     (RUN, "sum(weight_grad(*use) for use in uses)", "2 * weight_grad(*uses[0])", SAME),
     (RUN, "(layout.tp if layout.sp else 1)", "1", BESIDE),
@@ -58,7 +59,7 @@ MUTATIONS = [
     (ZERO, "            self._unfinished.discard(part)\n", "            self._unfinished.clear()\n", P + "test_with_zero"),
     (ZERO, "return not any(unit in self._used[part] for part in self._unfinished)", "return not self._unfinished", EARLY + " " + P + "test_with_zero"),
     (ZERO, "[] if kind == \"I\" else [unit", "[unit", P + "test_with_zero"),
-    (ZERO, 'if self.gathers and kind != "W" else None', "if self.gathers else None", P + "test_with_zero"),
+    (ZERO, 'if self.gathers and kind != "W" else None', "if self.gathers else None", ONCE),
     (ZERO, "            if grad is not None:  # put off\n", "            if True:\n", SAME),
     # What the whole job says
     ("train/step.py", "            tokens()  # its backward has no loss that would ask\n", "            pass\n", P + "test_with_experts"),

@@ -19,6 +19,7 @@ from minidist.parallel.pipeline.actions import Action
 from minidist.parallel.pipeline.setting import schedule_of
 from minidist.parallel.pipeline.simulate import Times, simulate
 from minidist.parallel.pipeline.verify import verify
+from minidist.parallel.zero import Zero
 from minidist.train.build import runtime
 from minidist.train.step import Step
 
@@ -174,18 +175,45 @@ def test_w_computes_the_gradients_of_all_linear_weights(beside):
 
 
 def reductions(mesh, cfg, micro_batches):
-    """When gradients were reduced, and when the last action ended."""
-    tape = steps(mesh, cfg, micro_batches).mesh.tape
-    return [line.launch for line in tape.select(tag="grad")], [(span.name, span.finish) for span in tape.spans]
+    """When gradients were reduced, when the actions ended, and when weight gradients that were put off were handed over."""
+    deposits, deposit = [], Zero.deposit
+
+    def noted(*args):
+        deposits.append(time.monotonic())
+        deposit(*args)
+
+    Zero.deposit = noted
+    try:
+        tape = steps(mesh, cfg, micro_batches).mesh.tape
+    finally:
+        Zero.deposit = deposit
+    return [line.launch for line in tape.select(tag="grad")], [(span.name, span.finish) for span in tape.spans], deposits
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_reductions_start_while_the_last_weight_gradients_are_made(schedule):
     layout = Layout(pp=2, dp=2, zero=1, schedule=schedule)
     cfg = config(6, 1, layout, SMALL)
-    for launches, spans in ranks.run(reductions, 4, cfg, 3, layout=layout):
+    for launches, spans, deposits in ranks.run(reductions, 4, cfg, 3, layout=layout):
         assert len(launches) >= 4 and sum(launch < spans[-1][1] for launch in launches) >= len(launches) - 1
         assert all(launch > spans[-2][1] for launch in launches), "once a step: in the last action alone"
+        assert bool(deposits) is (schedule == "zb-h1")
+        if deposits:  # a unit goes when it has its own gradients, not when all have theirs
+            assert sum(launch < deposits[-1] for launch in launches) >= len(launches) - 2
+
+
+def gathered(mesh, cfg, micro_batches):
+    """Bytes of weights that a rank sends in a step."""
+    return sum(line.sent for line in steps(mesh, cfg, micro_batches).mesh.tape.select(tag="weight"))
+
+
+def test_weight_gradients_that_were_put_off_need_no_weights():
+    """At stage 3, a backward in two gathers what a whole one does: its second half multiplies what the first has kept."""
+    found = []
+    for schedule in ("1f1b", "zb-h1"):
+        layout = Layout(pp=2, dp=2, zero=3, schedule=schedule)
+        found.append(ranks.run(gathered, 4, config(6, 1, layout, SMALL), 3, layout=layout))
+    assert found[0] == found[1] and min(found[0]) > 0
 
 
 # Bytes
