@@ -21,7 +21,7 @@ BESIDE, EARLY, LATE, ONCE = (
     P + "test_with_tensor_and_context",
     R + "test_reductions_start_while_the_last_weight_gradients_are_made",
     P + "test_what_is_not_waited_for_is_not_there",
-    R + "test_weight_gradients_that_were_put_off_need_no_weights",
+    R + "test_a_backward_in_two_sends_what_a_whole_one_does",
 )
 
 MUTATIONS = [
@@ -57,8 +57,8 @@ MUTATIONS = [
     ("parallel/pipeline/setting.py", 'any(action.kind == "I" for actions', 'any(False for actions', WORK),
     # ZeRO in parts
     (ZERO, "            self._unfinished.discard(part)\n", "            self._unfinished.clear()\n", P + "test_with_zero"),
-    (ZERO, "return not any(unit in self._used[part] for part in self._unfinished)", "return not self._unfinished", EARLY + " " + P + "test_with_zero"),
-    (ZERO, "[] if kind == \"I\" else [unit", "[unit", P + "test_with_zero"),
+    (ZERO, "return not any(unit in self._used[part] for part in self._unfinished)", "return not self._unfinished", R + "test_a_chunk_is_reduced_when_its_own_last_backward_is_over"),
+    (ZERO, "[] if kind == \"I\" else [unit", "[unit", ONCE),
     (ZERO, 'if self.gathers and kind != "W" else None', "if self.gathers else None", ONCE),
     (ZERO, "            if grad is not None:  # put off\n", "            if True:\n", SAME),
     # What the whole job says

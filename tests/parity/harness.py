@@ -175,8 +175,8 @@ def distance(cfg: Config, reference, timeout_s: float = 60.0) -> float:
     return largest([errors, worst(whole(results, 1), expected.grads), worst(whole(results, 2), expected.weights)])
 
 
-def compare(cfg: Config, reference, bound: float = 1e-10) -> float:
+def compare(cfg: Config, reference, bound: float = 1e-10, timeout_s: float = 60.0) -> float:
     """Train `cfg` on the ranks of its layout and hold it against `reference(cfg)`, one process's run. Gives the error."""
-    error = distance(cfg, reference)
+    error = distance(cfg, reference, timeout_s)
     assert error < bound, f"{error:.1e} from one process"
     return error

@@ -49,7 +49,7 @@ def test_trains_like_one_process(case, reference):
     note(f"{name(case)}: --hypothesis-seed={SEED[0]} draws it again")
     if case not in TRIED:
         try:
-            compare(configuration(case), reference)
+            compare(configuration(case), reference, timeout_s=240)  # 8 ranks on two busy cores
             TRIED[case] = None
         except Exception as error:
             TRIED[case] = error

@@ -202,18 +202,29 @@ def test_reductions_start_while_the_last_weight_gradients_are_made(schedule):
             assert sum(launch < deposits[-1] for launch in launches) >= len(launches) - 2
 
 
-def gathered(mesh, cfg, micro_batches):
-    """Bytes of weights that a rank sends in a step."""
-    return sum(line.sent for line in steps(mesh, cfg, micro_batches).mesh.tape.select(tag="weight"))
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_a_chunk_is_reduced_when_its_own_last_backward_is_over(schedule):
+    """Not when those of the rank's other chunk are over, too: its gradients travel while these run."""
+    layout = Layout(pp=2, dp=2, zero=1, schedule=schedule, chunks=2)
+    for launches, spans, _ in ranks.run(reductions, 4, config(8, 1, layout, SMALL), 4, layout=layout):
+        early = [launch for launch in launches if launch < spans[-2][1]]
+        assert len(early) >= 2, "two blocks of the other chunk"
 
 
-def test_weight_gradients_that_were_put_off_need_no_weights():
-    """At stage 3, a backward in two gathers what a whole one does: its second half multiplies what the first has kept."""
+def zero_traffic(mesh, cfg, micro_batches):
+    """Bytes of weights, and of gradients, that a rank sends in a step."""
+    tape = steps(mesh, cfg, micro_batches).mesh.tape
+    return [sum(line.sent for line in tape.select(tag=tag)) for tag in ("weight", "grad")]
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_backward_in_two_sends_what_a_whole_one_does(zero):
+    """Its first half reduces nothing, since gradients follow; its second multiplies what was kept, and gathers nothing."""
     found = []
     for schedule in ("1f1b", "zb-h1"):
-        layout = Layout(pp=2, dp=2, zero=3, schedule=schedule)
-        found.append(ranks.run(gathered, 4, config(6, 1, layout, SMALL), 3, layout=layout))
-    assert found[0] == found[1] and min(found[0]) > 0
+        layout = Layout(pp=2, dp=2, zero=zero, schedule=schedule)
+        found.append(ranks.run(zero_traffic, 4, config(6, 1, layout, SMALL), 3, layout=layout))
+    assert found[0] == found[1] and all(min(sent) > 0 for sent in found[0])
 
 
 # Bytes
