@@ -44,6 +44,8 @@ class Line:
     """the other (global) rank of a send, recv, broadcast or gather"""
     delay: float = 0.0
     """seconds that the delay line added"""
+    waited: float = 0.0
+    """seconds that this rank stood still for it; 0 on a backend with streams, where waiting only orders them"""
 
     @property
     def key(self) -> tuple:

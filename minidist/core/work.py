@@ -184,6 +184,7 @@ class Work:
         left = (self.line.finish or 0.0) - time.monotonic()
         if left > 0:  # still on the delay line
             time.sleep(left)
+        self.line.waited = time.monotonic() - began
         if wire.board:
             wire.board.leave(wire.rank)
 
