@@ -46,6 +46,25 @@ def for_rank(rank: int, ranks: int) -> torch.device:
     return torch.device("cpu")
 
 
+def all_here(gpus: int) -> list[torch.device]:
+    """The first `gpus` GPUs of this host, as far as they are there; the CPU for 0."""
+    return [torch.device("cuda", i) for i in range(min(gpus, gpu_count()))] if gpus else [torch.device("cpu")]
+
+
+def free_host_memory() -> float:
+    """Bytes of host memory that can be had without swapping, within a container's limit; inf where that cannot be learnt."""
+    free, group = float("inf"), "/sys/fs/cgroup/memory."
+    try:
+        with open("/proc/meminfo") as file:
+            free = next(int(line.split()[1]) * 1024.0 for line in file if line.startswith("MemAvailable:"))
+        with open(f"{group}max") as limit, open(f"{group}current") as used, open(f"{group}stat") as stat:
+            cache = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file"))  # given back when asked for
+            free = min(free, float(limit.read().strip().replace("max", "inf")) - float(used.read()) + cache)
+    except (OSError, StopIteration):
+        pass
+    return free
+
+
 def backend_for(device: torch.device) -> str:
     """The torch.distributed backend whose collectives take this device's tensors without a copy."""
     return "nccl" if device.type == "cuda" else "gloo"
