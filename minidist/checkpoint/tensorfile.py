@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minidist.core import disk
+
 CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -38,7 +40,7 @@ def write(path: Path, tensors: dict[str, Tensor], block: int) -> dict[str, list[
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     shapes = [(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order]
     hashes: dict[str, list[str]] = {}
-    with open(path, "wb") as file:
+    with disk.open_for_write(path) as file:
         file.write(header(shapes))
         for name in order:
             hashes[name] = []

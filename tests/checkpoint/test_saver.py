@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from minidist.checkpoint import manifest, tensorfile, write
 from minidist.core.layout import Layout
 from minidist.core.mesh import Mesh
 from minidist.core.slices import Slice
+from minidist.faults.inject import full_disk
 
 HEAD = {"config": {}, "data": {}, "samples": 0}
 
@@ -137,31 +139,12 @@ def test_the_last_good_one_stays_when_the_next_cannot_be_written(tmp_path, monke
 
 
 def full_on(mesh, folder, rank):
-    class Full:
-        def __init__(self, file):
-            self.file, self.left = file, 300
-
-        def write(self, data):
-            if len(data) > self.left:
-                self.file.write(bytes(data)[: self.left])
-                raise OSError(28, "No space left on device")
-            self.left -= len(data)
-            return self.file.write(data)
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
+    """Two saves, the second of which finds room for 300 more bytes on the disk of `rank`."""
     own = [(replace(Slice.whole(name, (1000,)), owner=owner), torch.ones(1000)) for owner, name in enumerate("ab")]
-    with checkpoint.Saver(folder, mesh, keep=1) as saver:
+    with checkpoint.Saver(folder, mesh, keep=1) as saver, ExitStack() as faults:
         saver.save(1, own, **HEAD)
         if mesh.rank == rank:
-            tensorfile.open = lambda *args: Full(open(*args))  # noqa: SIM115
+            faults.enter_context(full_disk(300))
         try:
             saver.save(2, own, **HEAD)
         except OSError as error:
