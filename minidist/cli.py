@@ -59,6 +59,23 @@ def doctor(args: argparse.Namespace) -> int:
     return report(args.json)
 
 
+def data_build(args: argparse.Namespace) -> int:
+    """turn a text file, or a folder of them, into token files"""
+    from minidist.data import corpus
+
+    return _say(args, _corpus(corpus.build(args.source, args.out, args.tokenizer)))
+
+
+def data_show(args: argparse.Namespace) -> int:
+    """what is in a corpus: "stdlib", or a folder that `data build` made"""
+    from minidist.data import corpus
+
+    found = corpus.load(args.source, args.tokenizer)
+    for part in (found.train, found.validation):
+        part.verify()
+    return _say(args, _corpus(found))
+
+
 def train(args: argparse.Namespace) -> int:
     """train a model, on one rank or many"""
     from minidist.train import config as configs
@@ -242,12 +259,7 @@ def parser() -> Parser:
     one.add_argument("--html", metavar="OUT", help="write it as one HTML page, too")
 
     _verb(verbs, "doctor", doctor)
-
-    from minidist.data import verbs as data
-
-    group = verbs.add_parser("data", help="build and show token files", allow_abbrev=False)
-    group.set_defaults(verb=lambda args: group.print_help() or USAGE)
-    data.add(group, _verb)
+    _data_verbs(verbs)
 
     one = _verb(verbs, "train", train, add_help=False)
     one.add_argument(
@@ -314,6 +326,19 @@ def _run_verbs(verbs: Any) -> None:
     one.add_argument("--plot", metavar="FILE", help="draw it as a PNG")
 
 
+def _data_verbs(verbs: Any) -> None:
+    group = verbs.add_parser("data", help="build and show token files", allow_abbrev=False)
+    group.set_defaults(verb=lambda args: group.print_help() or USAGE)
+    kinds = group.add_subparsers(metavar="build|show")
+    one = _verb(kinds, "build", data_build)
+    one.add_argument("source", metavar="SRC", help="a UTF-8 text file, or a folder of them")
+    one.add_argument("--out", required=True, help="the corpus folder to make")
+    one.add_argument("--tokenizer", default="byte", help="byte, or bpe:N for N tokens; default %(default)s")
+    one = _verb(kinds, "show", data_show)
+    one.add_argument("source", metavar="CORPUS", nargs="?", default="stdlib", help="default %(default)s")
+    one.add_argument("--tokenizer", default="byte", help="of stdlib; default %(default)s")
+
+
 def _ranks(one: Parser, section: str | None = None) -> None:
     """`--ranks` of a verb that runs a model, and a help that shows the settings that it takes: all, or those of one section."""
     one.add_argument("--ranks", type=int, help="local ranks to start, default 1; layout.dp takes them unless you state it")
@@ -334,3 +359,30 @@ class _Help(argparse.Action):
             print("every setting, also in a TOML file as key = value under its [section]:\n")
         print(configs.help_text(self.const))
         raise SystemExit(GOOD)
+
+
+def _corpus(found: Any) -> dict[str, Any]:
+    """What `data` reports of a corpus."""
+    head = found.train.header
+    return {
+        "path": str(found.path),
+        "source": head.get("source"),
+        "tokenizer": found.tokenizer.name,
+        "vocab": found.tokenizer.vocab,
+        "train_tokens": len(found.train),
+        "train_documents": head["documents"],
+        "validation_tokens": len(found.validation),
+        "validation_documents": found.validation.header["documents"],
+        "skipped_files": head.get("skipped", 0),
+        "sha256": head["sha256"],
+    }
+
+
+def _say(args: argparse.Namespace, report: dict[str, Any]) -> int:
+    """A report as JSON or as aligned lines."""
+    if args.json:
+        print(json.dumps(report))
+    else:
+        for key, value in report.items():
+            print(f"{key.replace('_', ' '):<22}{value:,}" if isinstance(value, int) else f"{key.replace('_', ' '):<22}{value}")
+    return GOOD
