@@ -71,21 +71,21 @@ def plot(manifest: Manifest, out: Path) -> str:
     from matplotlib.figure import Figure
 
     rows, files, shares = _shares(manifest)
-    figure = Figure(figsize=(2.5 + 0.7 * len(files), 1.2 + 0.24 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(max(5.0, 2.5 + 0.7 * len(files)), 1.2 + 0.24 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.3, aspect="auto")
     for y, row in enumerate(shares):
         for x, share in enumerate(row):
             if share:
-                axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7)
+                axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white" if share > 0.7 else "black")
     axes.set_xticks(range(len(files)), [re.sub(r"\D", "", name).lstrip("0") or "0" for name in files])
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     axes.set_xticks([x - 0.5 for x in range(1, len(files))], minor=True)
     axes.set_yticks([y - 0.5 for y in range(1, len(rows))], minor=True)
     axes.grid(which="minor", color="0.8", linewidth=0.5)
     axes.tick_params(which="minor", length=0)
-    axes.set(xlabel="written by rank", title=f"step {manifest.step:,}: which rank's file holds what")
+    axes.set(xlabel="written by rank", title=f"step {manifest.step:,}, who holds what")
     words = "; ".join(
         f"{name}: " + ", ".join(f"{share:.0%} in {file}" for file, share in zip(files, row, strict=True) if share)
         for name, row in zip(rows, shares, strict=True)
@@ -97,10 +97,12 @@ def plot(manifest: Manifest, out: Path) -> str:
 
 def _shares(manifest: Manifest) -> tuple[list[str], list[str], list[list[float]]]:
     """(rows, files, share of the row that the file holds)."""
-    names = list(manifest.tensors)
+    weights = {name: place for place, name in enumerate(manifest.weights)}  # in the model's order; each moment's after them
+    names = sorted(manifest.tensors, key=lambda name: (name.rpartition("/")[0], weights[name.rpartition("/")[2]]))
     grouped = {name: name for name in names} if len(names) <= ROWS else {name: _group(name) for name in names}
     files, held, whole = list(manifest.files), Counter(), Counter()
-    for name, entry in manifest.tensors.items():
+    for name in names:
+        entry = manifest.tensors[name]
         whole[grouped[name]] += math.prod(entry.shape)
         for piece in entry.pieces:
             held[grouped[name], piece.file] += piece.slice.counted()
